@@ -87,6 +87,12 @@ def test_every_combination_has_every_seed(
     assert {"training.clip=1", "encoder.dropout=0.1"} <= set(first.command())
     assert not list(tmp_path.rglob("sweep.json"))  # no run has finished
 
+    planned.clear()
+    outcome = cli("sweep", recipe, "training.clip=1,5", "--row", "tied", "--seeds", 2, "--first-seed", 100)
+    assert outcome.code == 0, outcome.err
+    assert [(job.seed, job.out.name) for job in planned] == [(100, "seed100"), (101, "seed101")] * 2
+    assert "training.seed=101" in planned[1].command()
+
 
 def test_mistakes_are_reported_before_anything_is_trained(
     cli: Cli, recipe: Path, tmp_path: Path, trained: list[Job]

@@ -115,6 +115,47 @@ def test_complete_spans_match_values_by_hand() -> None:
     assert spans_of(Complete(8, context=7), text) == [(0, 0, 6), (0, 6, 14), (7, 14, 16)]
 
 
+def fairseq_windows(targets: list[int], length: int, context: int) -> list[tuple[list[int], list[int]]]:
+    """Return what fairseq's context window reads and scores: the inputs and the scored positions of each window.
+
+    Whole lines fill a sample of at most `length` tokens. The last `context` inputs that were read so far are put in
+    front of the next sample.
+    """
+    samples: list[list[int]] = [[]]
+    line: list[int] = []
+    for position, target in enumerate(targets):
+        line.append(position)
+        if target == 0:
+            if samples[-1] and len(samples[-1]) + len(line) > length:
+                samples.append([])
+            samples[-1] += line
+            line = []
+    inputs = [0, *targets[:-1]]
+    past: list[int] = []
+    windows = []
+    for sample in samples:
+        window_inputs = past + [inputs[position] for position in sample]
+        windows.append((window_inputs, sample))
+        past = window_inputs[-context:]
+    return windows
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_complete_windows_with_context_equal_fairseq_if_every_line_fits(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    length, context = (int(number) for number in random.integers(4, 20, 2))
+    targets = []
+    for line_length in random.integers(1, length + 1, 30).tolist():
+        targets += [*random.integers(1, 50, line_length - 1).tolist(), 0]
+    inputs = [0, *targets[:-1]]
+    spans = Complete(length, context).spans(torch.tensor(targets), 0)
+    windows = [
+        (inputs[start:stop], list(range(scored_start, stop)))
+        for start, scored_start, stop in zip(*(edges.tolist() for edges in spans), strict=True)
+    ]
+    assert windows == fairseq_windows(targets, length, context)
+
+
 def test_line_spans_match_values_by_hand() -> None:
     assert spans_of(Lines(), [1, 0, 0, 1, 1, 0]) == [(0, 0, 2), (2, 2, 3), (3, 3, 6)]
     assert spans_of(Lines(), [1, 0, 1]) == [(0, 0, 2), (2, 2, 3)]

@@ -68,7 +68,7 @@ SAME_ROWS = {
     ("table1", "Char-CNN"): ("table4", "CNN", "training.batch=256", "training.accumulate=8"),
     ("table2", "Adaptive inputs"): (
         *("table3", "ADP-T", "training.batch=24", "training.steps=3072"),
-        'evaluation.windows={ kind = "sliding", context = 2560, stride = 512 }',
+        'evaluation.windows={ kind = "complete", length = 512, context = 2560 }',
     ),
     ("table5", "train block 512 / inference context 0"): ("table3", "ADP-T"),
     ("table6", "Softmax (SM)"): ("table3", "SM"),
@@ -137,6 +137,16 @@ def test_rows_differ_only_in_their_ends(name: str) -> None:
         if name != "table5":
             assert experiment.training.steps == experiments[0].training.steps
             assert experiment.evaluation == experiments[0].evaluation
+
+
+def test_nesterov_rows_differ_from_enwiki_only_in_their_optimiser() -> None:
+    for name, experiment in recipe("enwiki-nesterov").experiments.items():
+        usual = recipe("enwiki").experiments[name].model_dump()
+        changed = experiment.model_dump()
+        training, usual_training = changed.pop("training"), usual.pop("training")
+        assert changed == usual
+        keys = {key for key in training if training[key] != usual_training[key]}
+        assert keys == {"clip", "optimiser", "schedule"}
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -161,7 +161,7 @@ def test_notes_name_start_row_and_early_stop(tmp_path: Path) -> None:
     second = write_run(
         tmp_path, "Small + WT", 1, result("Small + WT", 1, best={"step": 0, "epoch": 0}), training=training
     )
-    suffix = "; no epoch improved on them with 1 of 2 seeds, so their scores are shown"
+    suffix = "; with 1 of 2 seeds, no epoch improved on them, so their scores are shown"
     assert add_footnotes(join_runs([], collect_runs([tmp_path])))[1] == (
         f"† began with the best weights of Small{suffix}",
     )

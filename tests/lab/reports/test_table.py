@@ -185,8 +185,8 @@ def test_changes_shared_by_all_rows_are_noted_once(tmp_path: Path) -> None:
     notes = build_table(join_runs(recipe_rows(), collect_runs([tmp_path]))).notes
     assert notes == (
         "Every row: settings differ from the recipe (training.epochs: 20 -> 13)",
-        "Every row: trained for fewer epochs than in the paper, so not comparable with its scores; there is no "
-        "learning curve of the authors to compare with",
+        "Every row: trained for fewer epochs than in the recipe or the paper, so not comparable with the paper's "
+        "scores; there is no learning curve of the authors to compare with",
     )
 
 

@@ -24,7 +24,10 @@ from reefknot.lab.tasks.initialisation import (
 )
 from reefknot.lab.text.vocabulary import Vocabulary, VocabularyPair
 from reefknot.lab.text.vocabulary_settings import BPESettings, VocabularySettings
+from reefknot.nn.classifiers.drill import Drill
 from reefknot.nn.classifiers.plain import Plain
+from reefknot.nn.classifiers.projected import Projected
+from reefknot.nn.encoders.encoder_decoder import EncoderDecoder
 from reefknot.nn.encoders.stacked import LSTM
 from reefknot.nn.inputs.adaptive import AdaptiveLookup
 from reefknot.nn.inputs.lookup import Lookup
@@ -139,6 +142,32 @@ def test_normal_makes_untied_adaptive_bands_xavier_uniform() -> None:
         assert float(band.weight.detach().std()) == pytest.approx(dim**-0.5, rel=0.05)
     xavier_bound = (6 / (2000 + 16)) ** 0.5
     assert 0.99 < max_abs(output_end.tables()[1].weight) / xavier_bound <= 1.0
+
+
+def test_normal_makes_the_projection_of_a_plain_softmax_xavier_uniform() -> None:
+    classifier = Projected(WordTable(50, 100), 300, bias=False, penalty=0.0, projection_bias=False)
+    initialise(classifier, InitialisationSettings(tables="normal"))
+    assert 0.99 < max_abs(classifier.projection.weight) / (6 / 400) ** 0.5 <= 1.0
+
+
+def test_glorot_draws_every_matrix_by_its_own_range() -> None:
+    """Queries, keys and values, which one layer holds, are separate matrices. Biases and norms do not change."""
+    torch.manual_seed(0)
+    table = WordTable(700, 64)
+    encoder = EncoderDecoder(64, 64, layers=2, heads=4, ffn_dim=256)
+    drill = Drill(table, depth=2)
+    model = nn.ModuleDict({"table": table, "encoder": encoder, "drill": drill})
+    vectors_before = {name: value.clone() for name, value in model.named_parameters() if value.dim() == 1}
+    initialise(model, InitialisationSettings(matrices="glorot"))
+    square_bound = (6 / (64 + 64)) ** 0.5
+    block = encoder.target_blocks[0]
+    square = [*block.attention_in.weight.chunk(3), *encoder.source_in.weight.chunk(4), block.cross_in.weight]
+    for matrix in [*square, block.attention_out.weight, *(layer.weight for layer in drill.layers)]:
+        assert 0.97 < max_abs(matrix) / square_bound <= 1.0
+    assert 0.97 < max_abs(table.weight) / (6 / (700 + 64)) ** 0.5 <= 1.0
+    assert 0.97 < max_abs(block.ffn_in.weight) / (6 / (64 + 256)) ** 0.5 <= 1.0
+    for name, value in vectors_before.items():
+        assert torch.equal(model.get_parameter(name), value), name
 
 
 def test_normal_works_without_bands_or_clusters() -> None:

@@ -14,7 +14,7 @@ from reefknot.errors import SettingsError
 from reefknot.lab.config.parts import INPUTS
 from reefknot.lab.tasks.initialisation import InitialisationSettings, initialise
 from reefknot.nn.inputs import char_cnn
-from reefknot.nn.inputs.char_cnn import CharCNN
+from reefknot.nn.inputs.char_cnn import CharCNN, Highway
 from reefknot.nn.inputs.spelling import spell
 
 WORDS = ["the", "<eos>", "a", "größe", "<unk>", "incomprehensibilities", "an"]
@@ -50,6 +50,46 @@ def expected_vector(model: CharCNN, word: str) -> Tensor:
         transformed_F, gate_F = (layer.linear.weight @ hidden_F + layer.linear.bias).view(2, -1)
         hidden_F = gate_F.sigmoid() * hidden_F + (1 - gate_F.sigmoid()) * transformed_F.relu()
     return model.projection.weight @ hidden_F + model.projection.bias
+
+
+def fairseq_features(model: CharCNN, word: str, max_bytes: int) -> Tensor:
+    """Return the features of a word as fairseq computes them: torch's convolutions over the padded spelling."""
+    spelling_L = torch.zeros(max_bytes, dtype=torch.long)
+    word_bytes = torch.tensor(list(word.encode()[:max_bytes]), dtype=torch.long)
+    spelling_L[: len(word_bytes)] = word_bytes + 1
+    vectors_CL = model.bytes.weight[spelling_L].T
+    maxima = [convolution(vectors_CL[None]).amax(dim=-1)[0] for convolution in model.convolutions]
+    return torch.cat(maxima).relu()
+
+
+@pytest.mark.parametrize("max_bytes", [5, 6, 12, 30])
+def test_padding_windows_equal_fairseq(max_bytes: int) -> None:
+    """Includes words that fill the spelling, words for which only some filters have a window of padding, and ""."""
+    words = ["a", "an", "thes", "these", "thesis", "größe", "incomprehens", "incomprehensibilities", ""]
+    torch.manual_seed(0)
+    model = CharCNN(spell(words, max_bytes), 6, FILTERS, byte_dim=5, highway=0, padding_windows=True).double()
+    model.projection = torch.nn.Identity()  # type: ignore[assignment]
+    model.symbols = torch.nn.Parameter(torch.zeros(2, 9, dtype=torch.float64))
+    actual = model(torch.arange(len(words)))
+    expected = torch.stack([fairseq_features(model, word, max_bytes) for word in words])
+    torch.testing.assert_close(actual, expected)
+
+    weights = torch.randn(len(words), 9, dtype=torch.float64)
+    parameters = [model.bytes.weight, *model.convolutions.parameters()]
+    byte_gradient, *gradients = torch.autograd.grad(actual, parameters, weights)
+    expected_byte_gradient, *expected_gradients = torch.autograd.grad(expected, parameters, weights)
+    # fairseq does not update the row of padding, because its embedding names this row as padding.
+    torch.testing.assert_close(byte_gradient[1:], expected_byte_gradient[1:])
+    for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(gradient, expected_gradient)
+
+
+def test_padding_windows_do_not_depend_on_the_batch() -> None:
+    model = small_cnn(padding_windows=True)
+    batched = model(torch.arange(len(WORDS)))
+    for word in range(len(WORDS)):
+        torch.testing.assert_close(model(torch.tensor([[word]]))[0, 0], batched[word], rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(batched, small_cnn()(torch.arange(len(WORDS))))
 
 
 @pytest.mark.parametrize("highway", [0, 1, 2])
@@ -90,7 +130,7 @@ def test_padding_stays_zero_after_initialising_all_parameters() -> None:
 
 
 def test_words_with_the_same_first_bytes_have_equal_vectors() -> None:
-    model = small_cnn(words=["incomprehens", "incomprehensibilities", "incomprehen"])
+    model = small_cnn(words=["incomprehens", "incomprehensibilities", "incomp"])
     first, second, shorter = model.vectors()
     # Rows of a matrix product may be rounded differently.
     torch.testing.assert_close(first, second, rtol=1e-14, atol=1e-14)
@@ -137,10 +177,13 @@ def test_every_parameter_has_a_gradient_in_every_batch(ids: list[int]) -> None:
     assert bool(model.projection.weight.grad.any()) == (ids == [0, 3])
 
 
-def test_highway_gate_bias_starts_at_one() -> None:
-    for layer in small_cnn().highway:
-        assert torch.equal(layer.linear.bias[9:], torch.ones(9, dtype=torch.float64))
-        assert (layer.linear.bias[:9] != 1.0).all()
+def test_highway_starts_xavier_normal_and_carries() -> None:
+    """The matrix has 2 x 600 rows and 600 columns, so Xavier's standard deviation is sqrt(2 / 1800)."""
+    layer = Highway(600).linear
+    weights = layer.weight.detach()
+    assert float(weights.std()) == pytest.approx((2 / 1800) ** 0.5, rel=0.01)
+    assert float(weights.abs().max()) > 4 * (2 / 1800) ** 0.5  # a uniform distribution ends at sqrt(3) deviations
+    assert layer.bias.tolist() == [0.0] * 600 + [1.0] * 600
 
 
 def test_dropout_acts_only_in_training() -> None:
@@ -219,6 +262,10 @@ def test_recipe_lists_filters_and_rejects_invalid_ones() -> None:
         ({"highway": -1}, "highway = -1: must be at least 0"),
         ({"scale": -1.0}, "char-CNN: scale = -1.0"),
         ({"dropout": 1.0}, "char-CNN: dropout = 1.0"),
+        (
+            {"padding_windows": True, "filters": [[51, 4]]},
+            "a filter of width 51 does not fit into spellings of 50 bytes",
+        ),
     ],
 )
 def test_invalid_arguments_are_rejected(options: dict[str, Any], message: str) -> None:

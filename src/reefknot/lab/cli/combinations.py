@@ -72,7 +72,10 @@ def parse_settings(settings: Sequence[str]) -> SweepSettings:
         if keys.count(key) > 1:
             raise SettingsError(f"{key} is given twice; list all of its values once, as {key}=a,b,c")
         if key == "training.seed":
-            raise SettingsError("training.seed: every combination is trained with seeds 0 to N-1; use --seeds N")
+            raise SettingsError(
+                "training.seed: every combination is trained with the same seeds; use --seeds N, and --first-seed for "
+                "the first of them"
+            )
         if not all(values):
             raise SettingsError(f"'{setting}': a value is missing; list all values, as {key}=a,b,c")
         if len(values) == 1:

@@ -37,6 +37,7 @@ EXAMPLES = """\b
 Examples:
   reefknot sweep demo training.optimiser.learning_rate=0.5,1,2 --row tied
   reefknot sweep demo encoder.dropout=0.1,0.3 training.clip=1,5 training.epochs=2 --row tied --seeds 3
+  reefknot sweep demo encoder.dropout=0.1,0.3 --row tied --seeds 3 --first-seed 100    # seeds that you do not report
 """
 
 
@@ -56,6 +57,9 @@ def sweep(
     seeds: Annotated[
         int, typer.Option(min=1, max=1000, help="Number of runs to train per combination, each with a different seed.")
     ] = 1,
+    first_seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the first run; the following runs use the next seeds.")
+    ] = 0,
     jobs: JobsOption = 1,
     start: StartOption = None,
     test: Annotated[
@@ -71,8 +75,9 @@ def sweep(
 
     The table is also written to sweep.json and report.html. Combinations are ranked by their validation perplexity.
     Test perplexities are hidden, so that they cannot influence your choice of settings. --test prints the test
-    perplexity of the best combination. Run the same command again to continue where it stopped. If you add values to
-    the command, only the new combinations are trained.
+    perplexity of the best combination. The best validation perplexity of many runs is partly luck, so report the chosen
+    settings with other seeds: --first-seed keeps the seeds of a sweep apart. Run the same command again to continue
+    where it stopped. If you add values to the command, only the new combinations are trained.
     """
     from reefknot.lab.cli.combinations import combine, parse_settings
     from reefknot.lab.cli.jobs import TrainOptions, run_unfinished
@@ -96,7 +101,8 @@ def sweep(
     options = TrainOptions(
         recipe, chosen_row.name, tuple(sweep_settings.fixed), data, device, tuple(track or []), withhold_test=True
     )
-    jobs_by_combination = _plan_jobs(options, combinations, seeds, root, start)
+    seed_range = range(first_seed, first_seed + seeds)
+    jobs_by_combination = _plan_jobs(options, combinations, seed_range, root, start)
     trials = []
     for name, planned_jobs in jobs_by_combination.items():
         run_folders = tuple(planned.job.out for planned in planned_jobs)
@@ -126,14 +132,14 @@ def _check_scored(recipe: Recipe, row: Row) -> None:
 
 
 def _plan_jobs(
-    options: TrainOptions, combinations: Mapping[str, Combination], num_seeds: int, root: Path, start: Path | None
+    options: TrainOptions, combinations: Mapping[str, Combination], seeds: Sequence[int], root: Path, start: Path | None
 ) -> dict[str, list[PlannedJob]]:
     """Return the jobs of every combination, one per seed.
 
     Args:
         options: The options that all jobs share. Their overrides are the settings that do not vary.
         combinations: The combinations of settings, by name.
-        num_seeds: Number of seeds.
+        seeds: The seeds.
         root: The folder of the sweep.
         start: The value of --start: a run, or with several seeds a folder that holds one run per seed.
 
@@ -161,11 +167,11 @@ def _plan_jobs(
 
         combination_options = replace(options, overrides=overrides, data=data_folder_for(experiment, options.data))
         planned_jobs = []
-        for seed in range(num_seeds):
+        for seed in seeds:
             out = root / combination.folder / f"seed{seed}"
             if start is None:
                 start_run = start_folder(recipe, row, seed)
-            elif num_seeds > 1:
+            elif len(seeds) > 1:
                 start_run = start / f"seed{seed}"
             else:
                 start_run = start

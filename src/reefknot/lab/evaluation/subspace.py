@@ -9,10 +9,10 @@ some matrix A. With orthonormal bases U and O of the two spaces, the distance d 
 It is 0 for equal spaces, 1 for orthogonal spaces, and the same for L and for L A.
 
 Softmax cannot see a constant that is added to all logits. The gradient of W is therefore orthogonal to the vector of
-ones, and the mean of the class vectors is not trained. At best W = L A + 1 m', where 1 m' repeats the untrained mean m
-in every row. The spaces of W and L then differ in one direction, so the distance is up to sqrt(1 / D), which is 0.058
-for D = 300.
-The distance of the centred tables, from which their mean vectors are subtracted, does not have this limit.
+ones, and the mean of the class vectors is not trained. Zero loss only means W = L A + 1 m', where 1 m' has the same
+vector m in every row. The spaces of W and L then differ in one direction, so the distance is up to sqrt(1 / D),
+which is 0.058 for D = 300. For centred tables, from which the mean vectors are subtracted, m disappears and the
+distance is 0.
 
 Shapes: V words, D dimension, R rank.
 """

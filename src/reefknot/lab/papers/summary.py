@@ -38,7 +38,7 @@ class TableNote:
 
 _WIKITEXT_103 = TableNote("WikiText-103: the paper's training takes 30 to 70 hours on several GPUs", beyond=("*",))
 _BILLION_WORD = TableNote("Billion Word: the paper's training takes 34 to 145 hours on several GPUs", beyond=("*",))
-_WMT = TableNote("WMT: too much text for one GPU", beyond=("*",))
+_WMT = TableNote("WMT: the training of a row takes days on one GPU", beyond=("*",))
 _NO_TIME = "they fit one GPU, but GPU time went to other rows so far"
 
 NOTES: Mapping[str, TableNote] = {
@@ -54,8 +54,8 @@ NOTES: Mapping[str, TableNote] = {
         _NO_TIME,
         tried="for the augmented loss, small model, one seed each: gamma 0.65, 4 and 13 at tau 20, gamma 0.65 and 3 at "
         "tau 5, tau 2, a wider start of the word table, no output bias, input dropout. The best validation perplexity "
-        "is 90.1 (gamma 0.65, tau 5; paper 86.3). Medium model: gamma 3 gives 79.1 (paper 77.4). These trials have no "
-        "records",
+        "is 90.1 (gamma 0.65, tau 5; paper 86.3). Medium model: gamma 3 gives 79.1 (paper 77.4). These trials were not "
+        "recorded",
     ),
     "inan2017/table2": TableNote(_NO_TIME),
     "inan2017/table3": TableNote(_NO_TIME),
@@ -89,7 +89,7 @@ class TableSummary:
 
     @property
     def shortened(self) -> list[TableRow]:
-        """Rows that were run for fewer epochs than in the paper."""
+        """Rows that were run for fewer epochs than in the recipe or the paper."""
         return [row for row in self.run if row.is_shortened]
 
     @property
@@ -179,15 +179,21 @@ def format_summary(
     """Return the lines of the summary: four lists, the claims of the figures, and the counts of each table."""
     tables = summarise_tables(rows_by_recipe)
     lines = ["## Summary", ""]
-    lines += _list("Reproduced", "validation and test score within 2 % of the paper's", _list_reproduced(tables))
+    lines += _list(
+        "Reproduced",
+        "the validation and test scores that can be compared are within 2 % of the paper's",
+        _list_reproduced(tables),
+    )
     lines += _list(
         "Reproduced in trend",
-        "trained shorter, or off by more than 2 %, with most pairs of rows in the paper's order",
+        "at least 80 % of the pairs of rows are in the paper's order, but some rows are more than 2 % off or were "
+        "trained for fewer epochs",
         _list_trends(tables),
     )
     lines += _list(
         "Not reproduced",
-        "more than 2 % off, or trained shorter and without enough pairs of rows in the paper's order",
+        "rows that are more than 2 % off, and tables that were trained for fewer epochs and have fewer pairs in the "
+        "paper's order",
         _list_failures(tables),
     )
     lines += _list("Not run", "and why", _list_missing(tables))
@@ -218,7 +224,7 @@ def _describe_gaps(rows: Sequence[TableRow]) -> list[str]:
     for split in ("valid", "test"):
         missing = [row.name for row in rows if split in row.paper and split not in _differences(row)]
         if missing:
-            remarks.append(f"{split} score as the paper counts not recorded: {', '.join(missing)}")
+            remarks.append(f"no {split} score that can be compared: {', '.join(missing)}")
     training = [(row.name, row.relative_difference("train")) for row in rows]
     outside = [f"{name} {format_percent(gap)}" for name, gap in training if gap is not None and abs(gap) > TOLERANCE]
     if outside:
@@ -301,7 +307,7 @@ def _summarise_figures(figures: Sequence[RecordedFigure]) -> list[str]:
 def _format_counts(tables: Sequence[TableSummary]) -> list[str]:
     """Return the counts of each table as Markdown."""
     lines = [
-        "| table | rows run | of these, shorter than the paper | rows that fit the hardware | rows in the paper | "
+        "| table | rows run | of these, for fewer epochs | rows that can be run here | rows in the paper | "
         "within 2 % | pairs in the paper's order |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
@@ -321,10 +327,11 @@ def _format_counts(tables: Sequence[TableSummary]) -> list[str]:
     return [
         *lines,
         "",
-        "Rows count if the paper has a score of them and does not quote it from another paper. The hardware is one "
-        "NVIDIA H200, for at most a few hours per row. Within 2 % is empty if no score can be compared: rows that were "
-        "trained shorter, or that the paper only gives times or correlations for. The order is that of test "
-        "perplexity, for pairs that differ by more than 2 % in the paper. Tables titled "
-        '"Ours, after ..." are smaller experiments of ours, which no paper has scores for.',
+        "Rows count if the paper has a score of them and does not quote it from another paper. Rows can be run here if "
+        "we have their text, and if one NVIDIA H200 trains them in a few hours. Within 2 % is empty if no score can be "
+        "compared: rows that were trained for fewer epochs than in the recipe or the paper, and rows for which the "
+        "paper only gives times or correlations. The order is that of test perplexity, for pairs that differ by more "
+        'than 2 % in the paper. Tables titled "Ours, after ..." are smaller experiments of ours, which no paper has '
+        "scores for.",
         "",
     ]

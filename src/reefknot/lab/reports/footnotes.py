@@ -69,5 +69,5 @@ def _not_improved_remark(results: Sequence[Result]) -> str:
     unimproved_count = sum(result.best_epoch == 0 for result in results)
     if not unimproved_count:
         return ""
-    seeds = "" if unimproved_count == len(results) else f" with {unimproved_count} of {len(results)} seeds"
-    return f"; no epoch improved on them{seeds}, so their scores are shown"
+    seeds = "" if unimproved_count == len(results) else f"with {unimproved_count} of {len(results)} seeds, "
+    return f"; {seeds}no epoch improved on them, so their scores are shown"

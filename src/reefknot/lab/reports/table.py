@@ -379,7 +379,7 @@ def _explain_protocol(rows: Sequence[TableRow], columns: Sequence[Column]) -> li
 
 
 def _shortened_notes(rows: Sequence[TableRow]) -> list[str]:
-    """Return notes on rows that were trained for fewer epochs than the paper's, and on the authors' curves."""
+    """Return notes on rows that were trained for fewer epochs than planned, and on the authors' curves."""
     shortened = [row for row in rows if row.records and row.is_shortened]
     if not shortened:
         return []
@@ -395,8 +395,8 @@ def _shortened_notes(rows: Sequence[TableRow]) -> list[str]:
     if without_curve:
         subject = _names_or_every_row(without_curve, [row for row in rows if row.records])
         notes.append(
-            f"{subject}: trained for fewer epochs than in the paper, so not comparable with its scores; there is no "
-            "learning curve of the authors to compare with"
+            f"{subject}: trained for fewer epochs than in the recipe or the paper, so not comparable with the paper's "
+            "scores; there is no learning curve of the authors to compare with"
         )
     return notes
 

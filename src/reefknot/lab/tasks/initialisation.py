@@ -52,14 +52,22 @@ class InitialisationSettings(Settings):
         Field(
             description="Draw only the word tables of both ends from [-tables, tables] (0.1 in AWD-LSTM). With normal "
             "(Baevski), draw them with standard deviation dim^-0.5; then projections and clusters of "
-            "bands, and tables that an adaptive softmax does not share with the input, are Xavier-uniform."
+            "bands, the matrix of a projected classifier, and tables that an adaptive softmax does not share with the "
+            "input, are Xavier-uniform."
         ),
         WrapValidator(_validate_tables),
+    ] = None
+    matrices: Annotated[
+        Literal["glorot"] | None,
+        Field(
+            description="With glorot, draw every matrix of the model, including the word tables, Xavier-uniform "
+            "(OpenNMT-py). Queries, keys and values are separate matrices."
+        ),
     ] = None
 
 
 def initialise(model: nn.Module, settings: InitialisationSettings) -> None:
-    """Initialise all parameters at random, then the word tables.
+    """Initialise all parameters at random, then the matrices, then the word tables.
 
     The distribution of an individual table (`WordTable.uniform`) takes precedence over the distribution for all tables.
     """
@@ -67,6 +75,8 @@ def initialise(model: nn.Module, settings: InitialisationSettings) -> None:
         if settings.uniform is not None:
             for parameter in model.parameters():
                 parameter.uniform_(-settings.uniform, settings.uniform)
+        if settings.matrices == "glorot":
+            _draw_glorot_matrices(model)
         if settings.tables == "normal":
             _draw_normal_tables(model)
         for module in model.modules():
@@ -78,8 +88,21 @@ def initialise(model: nn.Module, settings: InitialisationSettings) -> None:
                 module.reset_parameters()
 
 
+def _draw_glorot_matrices(model: nn.Module) -> None:
+    """Draw every matrix Xavier-uniform, and each matrix of a `JoinedLinear` by itself."""
+    from reefknot.nn.encoders.transformer import JoinedLinear
+
+    for module in model.modules():
+        if isinstance(module, JoinedLinear):
+            module.draw()
+            continue
+        for parameter in module.parameters(recurse=False):
+            if parameter.dim() > 1:
+                nn.init.xavier_uniform_(parameter)
+
+
 def _draw_normal_tables(model: nn.Module) -> None:
-    """Draw the word tables, the projections of their bands and the cluster vectors like the code of Baevski & Auli.
+    """Draw the word tables, their projections and the cluster vectors like the code of Baevski & Auli.
 
     A band is a group of words of similar frequency. The words of a band have vectors of the same dimension, and the
     projection of a band maps this dimension to the dimension of the model. In an adaptive softmax, a cluster vector is
@@ -88,6 +111,7 @@ def _draw_normal_tables(model: nn.Module) -> None:
     In the code of Baevski & Auli, the tables of an adaptive softmax are linear layers. So they are initialised like
     other matrices, unless the input end shares them.
     """
+    from reefknot.nn.classifiers.projected import Projected
     from reefknot.nn.outputs.adaptive import AdaptiveSoftmax
 
     modules = list(model.modules())
@@ -109,6 +133,8 @@ def _draw_normal_tables(model: nn.Module) -> None:
         elif isinstance(module, BandProjections):
             for projection in module.bands:
                 nn.init.xavier_uniform_(projection)
+        elif isinstance(module, Projected):
+            nn.init.xavier_uniform_(module.projection.weight)
         elif isinstance(module, AdaptiveSoftmax) and module.clusters is not None:
             nn.init.xavier_uniform_(module.clusters)
 

@@ -31,13 +31,14 @@ from reefknot.errors import SettingsError
 from reefknot.nn.bounds import Dim, Layers, Probability, check_rates, check_sizes
 from reefknot.nn.encoders.contract import Encoded, SourceEncoder, State, to_state_dtype
 from reefknot.nn.encoders.transformer import (
+    ATTENTION_GAIN,
     CacheSlots,
+    JoinedLinear,
     Norm,
     ResidualBlock,
     SinusoidalPositions,
     check_heads,
     create_cache,
-    init_attention,
     init_linear,
     split_heads,
 )
@@ -121,8 +122,8 @@ class EncoderDecoder(SourceEncoder):
         self.target_norm = nn.LayerNorm(input_dim) if norm == "pre" else nn.Identity()
         # One product computes the source keys and values of all target blocks. It is a module of its own because FSDP
         # gathers the parameters of a block only while that block runs.
-        self.source_in = nn.Linear(input_dim, 2 * layers * input_dim)
-        init_attention(self.source_in, 2 * layers)
+        self.source_in = JoinedLinear(input_dim, 2 * layers)
+        self.source_in.draw(ATTENTION_GAIN)
         self._positions = SinusoidalPositions(input_dim)
 
     @property
@@ -292,9 +293,9 @@ class TargetBlock(ResidualBlock):
     ) -> None:
         super().__init__(dim, heads, ffn_dim, dropout, dropout_attention, dropout_relu, recompute, norm)
         self.cross_norm = nn.LayerNorm(dim)
-        self.cross_in = nn.Linear(dim, dim)  # queries; keys and values are computed for all blocks at once
+        self.cross_in = JoinedLinear(dim, 1)  # queries; keys and values are computed for all blocks at once
         self.cross_out = nn.Linear(dim, dim)
-        init_attention(self.cross_in, 1)
+        self.cross_in.draw(ATTENTION_GAIN)
         init_linear(self.cross_out)
 
     def forward(

@@ -33,6 +33,8 @@ FIRST_POSITION = 2
 """Positions are counted from 2, as in the authors' program, which starts after the id of its padding symbol."""
 MAX_TIMESCALE = 10_000.0
 """The number of positions over which the slowest sine advances by one radian."""
+ATTENTION_GAIN = 2**-0.5
+"""Queries, keys and values start with this factor of Xavier's range, as in the authors' program."""
 
 Norm = Literal["pre", "post"]
 Arguments = TypeVarTuple("Arguments")
@@ -231,12 +233,12 @@ class ResidualBlock(nn.Module):
         self.recompute = recompute
         self.norm = norm
         self.attention_norm = nn.LayerNorm(dim)
-        self.attention_in = nn.Linear(dim, 3 * dim)  # queries, keys, values
+        self.attention_in = JoinedLinear(dim, 3)  # queries, keys, values
         self.attention_out = nn.Linear(dim, dim)
         self.ffn_norm = nn.LayerNorm(dim)
         self.ffn_in = nn.Linear(dim, ffn_dim)
         self.ffn_out = nn.Linear(ffn_dim, dim)
-        init_attention(self.attention_in, 3)
+        self.attention_in.draw(ATTENTION_GAIN)
         for layer in (self.attention_out, self.ffn_in, self.ffn_out):
             init_linear(layer)
 
@@ -347,19 +349,32 @@ def _mask_after_cache(num_queries: int, num_keys: int, slots: CacheSlots | None,
     return None
 
 
+class JoinedLinear(nn.Linear):
+    """A linear layer that holds several square matrices, one below the other, such as queries, keys and values.
+
+    Args:
+        dim: Dimension of the input vectors and of each matrix's output vectors.
+        matrices: Number of matrices.
+    """
+
+    def __init__(self, dim: int, matrices: int) -> None:
+        super().__init__(dim, matrices * dim)
+        self.matrices = matrices
+
+    def draw(self, gain: float = 1.0) -> None:
+        """Initialise each matrix as a separate matrix, Xavier-uniform, and the biases as zeros.
+
+        Args:
+            gain: Factor of Xavier's range.
+        """
+        for matrix in self.weight.detach().chunk(self.matrices):
+            nn.init.xavier_uniform_(matrix, gain)
+        nn.init.zeros_(self.bias)
+
+
 def init_linear(layer: nn.Linear) -> None:
     """Initialise a linear layer as the authors' program does: Xavier weights and zero biases."""
     nn.init.xavier_uniform_(layer.weight)
-    nn.init.zeros_(layer.bias)
-
-
-def init_attention(layer: nn.Linear, projections: int) -> None:
-    """Initialise a linear layer that holds several projections to queries, keys or values, one below the other.
-
-    Each projection is initialised as a separate matrix, with smaller weights than `init_linear` gives.
-    """
-    for projection_weight in layer.weight.detach().chunk(projections):
-        nn.init.xavier_uniform_(projection_weight, gain=2**-0.5)
     nn.init.zeros_(layer.bias)
 
 

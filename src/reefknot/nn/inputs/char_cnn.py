@@ -41,7 +41,8 @@ class Highway(nn.Module):
         g = sigmoid(B x + b)
         output = g x + (1 - g) relu(A x + a)
 
-    A and B are stored as one matrix. The bias of the gate starts at 1, so that most of x is carried through at first.
+    A and B are stored as one matrix, which starts from Xavier's normal distribution. The bias of the gate starts at 1,
+    so that most of x is carried through at first.
 
     Args:
         dim: Dimension of the input and the output.
@@ -50,7 +51,9 @@ class Highway(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.linear = nn.Linear(dim, 2 * dim)
+        nn.init.xavier_normal_(self.linear.weight)
         with torch.no_grad():
+            self.linear.bias[:dim] = 0.0
             self.linear.bias[dim:] = 1.0
 
     def forward(self, features_UF: Tensor) -> Tensor:
@@ -64,8 +67,8 @@ class CharCNN(InputEnd):
 
     It does not have a word table. A filter is applied at each byte of the word and reads zeros after the end of the
     word, so a word's vector depends on the word only. Symbols such as `<eos>` (see `spelling.py`) have learned vectors.
-    Words that the model reads but cannot predict also have spellings, so there may be more spellings than classes. The
-    vectors of bytes and symbols and the projection are initialised as in the authors' code (Xavier).
+    Words that the model reads but cannot predict also have spellings, so there may be more spellings than classes. All
+    weights are initialised as in the authors' code: by Xavier, except the convolutions, which start as in torch.
 
     Args:
         spellings: Spellings of all words, with shape (V, L), as `spell` returns them.
@@ -75,6 +78,9 @@ class CharCNN(InputEnd):
         highway: Number of highway layers. The paper uses 1 on WikiText-103 and 2 on Billion Word.
         scale: Factor of every vector, often the square root of the model's dimension.
         dropout: Dropout rate of the elements of the resulting vectors.
+        padding_windows: As in the authors' code, apply a filter at each place of the padded spelling where it fits. So
+            the maximum includes windows of padding alone, whose response is the filter's bias. No filter may be wider
+            than the spellings.
     """
 
     # `forward` makes the host wait for the GPU: it computes each distinct word of a batch once, and the number of
@@ -90,10 +96,13 @@ class CharCNN(InputEnd):
         highway: HighwayLayers = 1,
         scale: Positive = 1.0,
         dropout: Probability = 0.0,
+        padding_windows: bool = False,
     ) -> None:
         super().__init__()
         check_scale_and_dropout("char-CNN", scale, dropout)
         _check_filters(filters)
+        if padding_windows:
+            _check_widths(filters, spellings.shape[1])
         check_sizes("char-CNN", dim=dim, byte_dim=byte_dim)
         if highway < 0:
             raise SettingsError(f"char-CNN: highway = {highway}: must be at least 0")
@@ -102,6 +111,7 @@ class CharCNN(InputEnd):
         self.dim = dim
         self.scale = scale
         self.dropout = dropout
+        self.padding_windows = padding_windows
         self.bytes = nn.Embedding(FIRST_SYMBOL, byte_dim, padding_idx=0)
         self.filter_widths = [width for width, _ in filters]
         self.convolutions = nn.ModuleList(nn.Conv1d(byte_dim, features, width) for width, features in filters)
@@ -179,7 +189,8 @@ class CharCNN(InputEnd):
         return torch.where(is_symbol_U1, symbol_vectors_UD, word_vectors_UD)
 
     def _compute_features(self, bytes_UL: Tensor) -> Tensor:
-        """Return the maximum of each filter over the positions inside the word, (U, F)."""
+        """Return the maximum of each filter over its windows, (U, F)."""
+        max_bytes = bytes_UL.shape[1]
         # Leave out columns that are padding in every word, but always keep the first column.
         is_used_L = (bytes_UL > 0).any(dim=0)
         is_used_L[0] = True
@@ -190,6 +201,8 @@ class CharCNN(InputEnd):
         vectors_ULC = self.bytes(bytes_UL).masked_fill(is_padding_UL[..., None], 0.0)
         # A word without bytes counts as one byte long, because the maximum over no positions would be minus infinity.
         is_outside_UL = F.pad(is_padding_UL[:, 1:], (1, 0), value=False)
+        lengths_U1 = (~is_outside_UL).sum(dim=1, keepdim=True)
+        positions_L = torch.arange(bytes_UL.shape[1], device=bytes_UL.device)
 
         features = []
         for width, convolution in zip(self.filter_widths, cast(Iterable[nn.Conv1d], self.convolutions), strict=True):
@@ -197,7 +210,17 @@ class CharCNN(InputEnd):
             # differs from batch to batch.
             patches_ULW = F.pad(vectors_ULC, (0, 0, 0, width - 1)).unfold(1, width, 1).flatten(2)
             responses_ULF = F.linear(patches_ULW, convolution.weight.flatten(1), convolution.bias)
-            maxima_UF = responses_ULF.masked_fill(is_outside_UL[..., None], -torch.inf).max(dim=1).values
+            is_left_out_UL = is_outside_UL
+            last_start = max_bytes - width
+            if self.padding_windows:
+                is_left_out_UL = is_outside_UL | (positions_L > last_start)
+            maxima_UF = responses_ULF.masked_fill(is_left_out_UL[..., None], -torch.inf).max(dim=1).values
+            if self.padding_windows:
+                # A window of padding alone starts after the word and ends before the spelling does.
+                has_padding_window_U1 = lengths_U1 <= last_start
+                assert convolution.bias is not None
+                with_padding_UF = torch.maximum(maxima_UF, convolution.bias.to(maxima_UF.dtype))
+                maxima_UF = torch.where(has_padding_window_U1, with_padding_UF, maxima_UF)
             features.append(maxima_UF.relu())
         return torch.cat(features, dim=-1)
 
@@ -239,3 +262,12 @@ def _check_filters(filters: Sequence[Sequence[int]]) -> None:
                 f"char-CNN: filters has {list(width_and_features)}: each must be [width in bytes, features], "
                 "both at least 1"
             )
+
+
+def _check_widths(filters: Sequence[Sequence[int]], max_bytes: int) -> None:
+    widest = max(width for width, _ in filters)
+    if widest > max_bytes:
+        raise SettingsError(
+            f"char-CNN: a filter of width {widest} does not fit into spellings of {max_bytes} bytes, which "
+            "padding_windows needs; use narrower filters, longer spellings or padding_windows = false"
+        )

@@ -22,13 +22,16 @@ from reefknot.lab.text.streams import Streams
 from reefknot.vectors.word_vectors import WordVectors
 
 
-def make_run(folder: Path, *, beta: float | None, tau: float, seed: int = 0, distance: float | None = None) -> Result:
-    run_folder = folder / f"{beta}-{tau}-{seed}"
+def make_run(
+    folder: Path, *, beta: float | None, tau: float, seed: int = 0, distance: float | None = None, epochs: int = 150
+) -> Result:
+    run_folder = folder / f"{beta}-{tau}-{seed}-{epochs}"
     run_folder.mkdir()
     fields = {} if distance is None else {"subspace": {"distance": distance, "chance": 0.95, "words": 30, "dim": 3}}
     record = RunResult.model_validate(result("Small", seed) | fields)
     settings: dict[str, Any] = {"output": {"kind": "augmented", "tau": tau} | ({} if beta is None else {"beta": beta})}
-    return Result(run_folder, "inan2017/figure1", f"beta {beta}, tau {tau}", seed, record, (), settings, {})
+    settings["training"] = {"epochs": epochs}
+    return Result(run_folder, "inan2017/figure1", f"beta {beta}, tau {tau}, {epochs}", seed, record, (), settings, {})
 
 
 @pytest.fixture
@@ -61,6 +64,30 @@ def test_lines_list_each_point_and_the_papers_description(runs: list[Result]) ->
     assert any(line.startswith("beta = 0 ") and line.endswith("near 1") for line in lines)
     assert any(line.startswith("beta = 1 ") and "0.100" in line and line.endswith("about 0.06") for line in lines)
     assert any(line.startswith("tau = 2 ") and line.endswith("already low") for line in lines)
+
+
+def test_longer_training_is_listed_by_epochs_and_has_its_own_verdict(tmp_path: Path, runs: list[Result]) -> None:
+    assert "epochs" not in SubspaceDistance().measure(runs)
+    distances = {0: 0.06, 1: 0.065, 2: 0.062}
+    long_runs = [
+        make_run(tmp_path, beta=1.0, tau=10.0, seed=seed, distance=distance, epochs=600)
+        for seed, distance in distances.items()
+    ]
+    measured = SubspaceDistance().measure([*runs, *long_runs])
+    assert [point["mean"] for point in measured["beta"]] == [pytest.approx(0.95), 0.1]
+    assert [(point["at"], point["mean"]) for point in measured["epochs"]] == [
+        (150, 0.1),
+        (600, pytest.approx(sum(distances.values()) / 3)),
+    ]
+    lines = SubspaceDistance().format_lines(measured)
+    assert any(line.startswith("beta 1, epochs = 600 ") and "0.062" in line for line in lines)
+    verdicts = [line for line in lines if line.startswith("Trained for")]
+    assert len(verdicts) == 1
+    assert verdicts[0].startswith(
+        "Trained for 600 epochs, the distance at beta = 1 is about 0.06 (within 0.03): confirmed"
+    )
+    with pytest.raises(DataError, match="trained for 600 epochs, other runs for 150"):
+        SubspaceDistance().measure([*runs, make_run(tmp_path, beta=0.0, tau=10.0, distance=0.9, epochs=600)])
 
 
 def test_centred_distances_have_a_column_if_all_runs_of_a_point_have_them(runs: list[Result]) -> None:
@@ -118,7 +145,14 @@ def test_recipe_has_both_sweeps_and_no_regularisation() -> None:
 
     assert {beta for beta, tau in points if tau == 10.0} == {tenth / 10 for tenth in range(11)}
     assert {tau for beta, tau in points if beta == 1.0} == {1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 35.0, 40.0}
-    assert len(points) == len(recipe.rows) == 20
+    assert len(points) == 20
+    long_row = flatten(recipe.experiments["beta 1, 600 epochs"].model_dump())
+    usual_row = flatten(recipe.experiments["beta 1"].model_dump())
+    assert {key for key in usual_row if usual_row[key] != long_row[key]} == {
+        "training.epochs",
+        "training.schedule.period",
+    }
+    assert long_row["training.schedule.period"] == 4 * usual_row["training.schedule.period"]
     for experiment_settings in settings:
         rates = [value for key, value in experiment_settings.items() if "dropout" in key or "decay" in key]
         assert not any(rate for rate in rates if not isinstance(rate, str))  # `word_dropout_by` is a word

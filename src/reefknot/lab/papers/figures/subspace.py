@@ -8,6 +8,7 @@ the measured distances with what the paper says about its curves.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -50,49 +51,63 @@ class SubspaceDistance(Figure):
         "The distance between the subspaces of the input and the output vectors of an untied model, trained on 20,000 "
         "words with the loss beta tau^2 V J_aug + (1 - beta) J. The distance falls as the share of the augmented loss, "
         "beta, rises: from near 1 at beta = 0 to about 0.06 at beta = 1. At beta = 1 it is low already for tau = 2.\n\n"
-        "The distance cannot be expected to reach 0. Softmax cannot see a constant that is added to all logits, so one "
-        "direction of the space of the output vectors, in which all words get the same logit, is never trained. In 300 "
-        "dimensions, one orthogonal direction alone gives a distance of sqrt(1/300) = 0.058; the paper has 0.06. "
-        "The distance of the centred tables, from which their mean vectors are subtracted, does not have this limit. "
-        "Runs measure it, too; results from before this measure was added do not have it."
+        "The distance does not have to reach 0, even if the augmented loss does. Softmax cannot see a constant that is "
+        "added to all logits, so the loss does not train the mean of the output vectors. This leaves one direction of "
+        "their space free. In 300 dimensions, one orthogonal direction alone gives a distance of sqrt(1/300) = 0.058; "
+        "the paper has 0.06. For centred tables, from which the mean vectors are subtracted, the distance can reach 0. "
+        "It is in the column 'centred' of the table, if the runs have measured it."
     )
 
     def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measurements:
-        """Measure the distance by beta at tau = 10, and by tau at beta = 1, as means over seeds with intervals."""
-        runs_by_point: dict[tuple[float, float], list[Result]] = {}  # by beta and tau
-        for run in runs:
-            settings = flatten(run.settings)
-            beta = settings.get("output.beta")
-            tau = settings.get("output.tau")
-            if beta is None or tau is None:
-                raise DataError(f"{run.folder}: not trained with output.beta; pass runs of {self.recipe}")
-            runs_by_point.setdefault((beta, tau), []).append(run)
-        _check_settings(runs)
-        for point_runs in runs_by_point.values():
-            check_one_row(point_runs)
+        """Measure the distance by beta at tau = 10, and by tau at beta = 1, as means over seeds with intervals.
 
-        # Average the distances over seeds. They are between 0 and 1 and come close to both bounds, so plain intervals
-        # could exceed these bounds.
+        If beta = 1 at tau = 10 was also trained for more or fewer epochs, the distance by epochs is measured, too.
+        """
+        _check_settings(runs)
+        runs_by_point: dict[_Point, list[Result]] = {}
+        for run in runs:
+            runs_by_point.setdefault(self._read_point(run), []).append(run)
+        usual_epochs = Counter(point.epochs for point in runs_by_point).most_common(1)[0][0]
+        for point, point_runs in runs_by_point.items():
+            check_one_row(point_runs)
+            if point.epochs != usual_epochs and (point.beta, point.tau) != (1.0, BETA_SWEEP_TAU):
+                raise DataError(
+                    f"{point_runs[0].folder}: trained for {point.epochs} epochs, other runs for {usual_epochs}; only "
+                    f"beta = 1 at tau = {BETA_SWEEP_TAU:g} may be trained for several lengths"
+                )
+
+        # Average the distances over seeds.
         chance_levels = []
         estimates = {}
         for point, point_runs in sorted(runs_by_point.items()):
             subspaces = [_read_subspace(run, device) for run in point_runs]
-            distances = [subspace.distance for subspace in subspaces]
-            estimates[point] = estimate_bounded_mean(distances, 0.0, 1.0).json()
-            centred_distances = [
-                subspace.centred_distance for subspace in subspaces if subspace.centred_distance is not None
-            ]
-            if len(centred_distances) == len(distances):
-                estimates[point]["centred"] = fmean(centred_distances)
+            estimates[point] = _estimate_distance(subspaces)
             chance_levels.append(subspaces[0].chance)
 
+        usual = {point: estimate for point, estimate in estimates.items() if point.epochs == usual_epochs}
+        lengths = {
+            point: estimate
+            for point, estimate in estimates.items()
+            if point.beta == 1.0 and point.tau == BETA_SWEEP_TAU
+        }
         sweeps = {
-            "beta": [{"at": beta, **estimate} for (beta, tau), estimate in estimates.items() if tau == BETA_SWEEP_TAU],
-            "tau": [{"at": tau, **estimate} for (beta, tau), estimate in estimates.items() if beta == 1.0],
+            "beta": [{"at": point.beta, **usual[point]} for point in usual if point.tau == BETA_SWEEP_TAU],
+            "tau": [{"at": point.tau, **usual[point]} for point in usual if point.beta == 1.0],
         }
         if not any(sweeps.values()):
             raise DataError(f"none of these runs has tau = {BETA_SWEEP_TAU:g} or beta = 1; pass runs of {self.recipe}")
+        if len(lengths) > 1:
+            sweeps["epochs"] = [{"at": point.epochs, **lengths[point]} for point in lengths]
         return {**sweeps, "chance": chance_levels[0]}
+
+    def _read_point(self, run: Result) -> _Point:
+        """Return the values of beta, tau and the epochs of a run."""
+        settings = flatten(run.settings)
+        beta = settings.get("output.beta")
+        tau = settings.get("output.tau")
+        if beta is None or tau is None:
+            raise DataError(f"{run.folder}: not trained with output.beta; pass runs of {self.recipe}")
+        return _Point(beta, tau, settings.get("training.epochs") or 0)
 
     def draw(self, measured: Measurements) -> Drawing:
         """Draw two panels with a common scale."""
@@ -118,30 +133,56 @@ class SubspaceDistance(Figure):
 
     def format_lines(self, measured: Measurements) -> list[str]:
         """Return a line per point with the paper's description, and whether it is confirmed."""
-        has_centred = any("centred" in point for sweep in ("beta", "tau") for point in measured[sweep])
+        sweeps = {"beta": "beta", "tau": "tau", "epochs": "beta 1, epochs"}
+        all_points = [point for sweep in sweeps for point in measured.get(sweep, [])]
+        has_centred = any("centred" in point for point in all_points)
         centred_title = f" {'centred':>7}" if has_centred else ""
-        lines = [f"{'':<12} {'distance':<24}{centred_title} {'runs':>4}  paper, in words"]
-        for sweep in ("beta", "tau"):
-            for point in measured[sweep]:
-                description = PAPER_DESCRIPTIONS[sweep].get(point["at"], "")
-                setting = f"{sweep} = {point['at']:g}"
+        width = 20 if measured.get("epochs") else 12
+        lines = [f"{'':<{width}} {'distance':<24}{centred_title} {'runs':>4}  paper, in words"]
+        for sweep, label in sweeps.items():
+            for point in measured.get(sweep, []):
+                description = PAPER_DESCRIPTIONS.get(sweep, {}).get(point["at"], "")
+                setting = f"{label} = {point['at']:g}"
                 centred = f"{point['centred']:.3f}" if "centred" in point else ""
                 centred_cell = f" {centred:>7}" if has_centred else ""
-                cells = f"{setting:<12} {format_estimate(point, 3):<24}{centred_cell} {point['runs']:>4}"
+                cells = f"{setting:<{width}} {format_estimate(point, 3):<24}{centred_cell} {point['runs']:>4}"
                 lines.append(f"{cells}  {description}".rstrip())
-        return [*lines, f"by chance    {measured['chance']:.3f}", *_check_claims(measured)]
+        return [*lines, f"{'by chance':<{width}} {measured['chance']:.3f}", *_check_claims(measured)]
+
+
+class _Point(NamedTuple):
+    """The settings that differ between runs."""
+
+    beta: float
+    tau: float
+    epochs: int
+
+
+VARIED_SETTINGS = ("output.beta", "output.tau", "training.epochs", "training.schedule.period")
+"""The settings in which runs may differ. The schedule's period is as long as the training."""
+
+
+def _estimate_distance(subspaces: Sequence[Subspace]) -> dict[str, Any]:
+    """Return the mean distance with its interval, and the mean distance of the centred tables if all runs have it."""
+    distances = [subspace.distance for subspace in subspaces]
+    # Distances are between 0 and 1 and come close to both bounds, so plain intervals could exceed these bounds.
+    estimate = estimate_bounded_mean(distances, 0.0, 1.0).json()
+    centred_distances = [subspace.centred_distance for subspace in subspaces if subspace.centred_distance is not None]
+    if len(centred_distances) == len(distances):
+        estimate["centred"] = fmean(centred_distances)
+    return estimate
 
 
 def _check_settings(runs: Sequence[Result]) -> None:
-    """Raise a DataError if runs differ in more than beta, tau and the seed."""
+    """Raise a DataError if runs differ in more than beta, tau, the length of training and the seed."""
     first = runs[0]
     for run in runs:
         keys = differing_keys([distinguishing_settings(result.settings) for result in (first, run)])
-        unexpected = [key for key in keys if key not in ("output.beta", "output.tau")]
+        unexpected = [key for key in keys if key not in VARIED_SETTINGS]
         if unexpected:
             raise DataError(
-                f"{first.folder} and {run.folder} differ in {unexpected[0]}, not only in beta and tau; pass runs that "
-                "differ in nothing else"
+                f"{first.folder} and {run.folder} differ in {unexpected[0]}, not only in beta, tau and the length of "
+                "training; pass runs that differ in nothing else"
             )
 
 
@@ -188,6 +229,11 @@ def _check_claims(measured: Measurements) -> list[str]:
         for point in measured[claim.sweep]:
             if point["at"] == claim.value:
                 verdicts.append(format_verdict(point, sentence, claim.lower, claim.upper))
+    usual_distances = [point["mean"] for point in measured["beta"] if point["at"] == 1.0]
+    for point in measured.get("epochs", []):
+        if point["mean"] not in usual_distances:
+            sentence = f"Trained for {point['at']} epochs, the distance at beta = 1 is {claims[1].description}"
+            verdicts.append(format_verdict(point, sentence, claims[1].lower, claims[1].upper))
     return verdicts
 
 

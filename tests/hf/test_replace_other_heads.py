@@ -237,3 +237,29 @@ def test_causal_models_that_depend_on_more_of_their_layer_and_config(architectur
     model.save_pretrained(tmp_path)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     torch.testing.assert_close(log_probs(loaded), log_probs(model), rtol=0, atol=0)
+
+
+def test_special_tokens_are_those_of_the_model(tmp_path: Path) -> None:
+    """`Seq2SeqTrainer` pads generated tokens with the padding token of the config."""
+    model = save_and_load(replace("BART"), tmp_path, "BART")
+    for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
+        assert getattr(model.config, name) == getattr(model.config.text_config, name) is not None
+
+
+@pytest.mark.parametrize("architecture", ["BERT", "T5"])
+def test_only_causal_models_score_a_text(architecture: str) -> None:
+    for model in (make_model(architecture), replace(architecture)):
+        with pytest.raises(rk.ArgumentError, match="is not a causal language model"):
+            rk.hf.score_tokens(model, BATCH["input_ids"][0])
+
+
+def test_head_of_a_logits_free_model_is_replaced() -> None:
+    model = make_model("BERT")
+    expected = model(**BATCH).loss
+    patch = rk.hf.logits_free(model, min_logits=0)
+    end = rk.Softmax(rk.Plain(rk.WordTable.from_embedding(model.get_input_embeddings())))
+    replaced = rk.hf.replace_head(model, end, start="same")
+    patch.undo()
+    torch.testing.assert_close(replaced(**BATCH).loss, expected)
+    with pytest.raises(rk.ArgumentError, match="the head of this model is replaced"):
+        rk.hf.logits_free(replaced)

@@ -70,6 +70,8 @@ class ReefknotHeadConfig(PretrainedConfig):  # type: ignore[misc]
         if isinstance(text_config, dict):
             text_config = AutoConfig.for_model(**text_config)
         kwargs["is_encoder_decoder"] = bool(getattr(text_config, "is_encoder_decoder", False))
+        for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):  # Trainer reads them
+            kwargs.setdefault(name, getattr(text_config, name, None))
         super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)
         # Set after the constructor of the base class, which would reset the attention of nested configs.
         self.text_config = text_config

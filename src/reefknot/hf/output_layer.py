@@ -31,8 +31,6 @@ class OutputLayer(NamedTuple):
     row: Tensor
     """Numbers that the model adds to its logits, with shape (V,)."""
     is_capped: bool
-    shifts_labels: bool
-    """Whether position t predicts label t + 1."""
 
 
 class HiddenStateLayer(nn.Module):
@@ -132,17 +130,22 @@ def probe_output_layer(model: PreTrainedModel) -> OutputLayer:
     scale_V = at_one - row
     scale = float(f"{scale_V.mean():.7g}")  # the logits may be in float32
     is_linear = torch.allclose(scale_V, scale_V.mean()) and torch.allclose(at_large - row, _PROBE_SCORE * scale_V)
-    return OutputLayer(layer, scale if is_linear else 1.0, row, not is_linear, _shifts_labels(model))
+    return OutputLayer(layer, scale if is_linear else 1.0, row, not is_linear)
 
 
-def _shifts_labels(model: PreTrainedModel) -> bool:
-    """Return whether a model compares its logits with the labels of the next position, as most causal models do."""
-    if model.config.is_encoder_decoder:
-        return False
+def shifts_labels(model: PreTrainedModel) -> bool:
+    """Return whether a causal model compares its logits with the labels of the next position, as most models do.
+
+    Args:
+        model: The model. `BartForCausalLM` and its relatives expect labels that are shifted already.
+    """
     layer: Any = model.get_output_embeddings()
     ids_1T = torch.arange(min(8, layer.out_features), device=layer.weight.device)[None]
     with evaluation_mode(model):
-        outputs = model(input_ids=ids_1T, labels=ids_1T)
+        try:
+            outputs = model(input_ids=ids_1T, labels=ids_1T)
+        except Exception:  # some models of images and text have no loss without images
+            return True
     logits_TV, ids_T = outputs.logits[0].float(), ids_1T[0]
     shifted, unshifted = F.cross_entropy(logits_TV[:-1], ids_T[1:]), F.cross_entropy(logits_TV, ids_T)
     return bool((outputs.loss - shifted).abs() <= (outputs.loss - unshifted).abs())

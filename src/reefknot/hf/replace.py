@@ -37,6 +37,7 @@ from reefknot.hf.output_layer import (
     evaluation_mode,
     probe_output_layer,
     remove_output_layer,
+    shifts_labels,
 )
 from reefknot.hf.start import start_same
 from reefknot.nn.outputs.contract import OutputEnd
@@ -69,6 +70,8 @@ def replace_head(
             with shape (V,). If token ids are sorted by frequency already: `torch.arange(V, 0, -1)`.
     """
     model_class = _check_model(model)
+    if "_reefknot" in vars(model):
+        vars(model)["_reefknot"].undo()  # an end computes its loss without the logits, too
     embedding, layer = model.get_input_embeddings(), model.get_output_embeddings()
     _check_end(end, layer)
     if start not in get_args(Start):
@@ -88,7 +91,7 @@ def replace_head(
         text_config=text_config,
         head=describe_end(end, embedding),
         hidden_scale=head.scale,
-        shift_labels=head.shifts_labels,
+        shift_labels=model_class is ReefknotHeadForCausalLM and shifts_labels(model),
         tie_word_embeddings=is_tied,
         dtype=layer.weight.dtype,
     )

@@ -51,9 +51,39 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+MORE_ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "RoBERTa": ("RobertaForMaskedLM", {**_SIZES, "intermediate_size": 24, "pad_token_id": 1}),
+    "Mamba": (
+        "MambaForCausalLM", {"vocab_size": V, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 4}
+    ),
+    "Falcon-H1": (
+        "FalconH1ForCausalLM",
+        {**_DECODER, "head_dim": 8, "mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 4,
+         "mamba_n_groups": 1, "ssm_multipliers": [0.5, 0.6, 0.7, 0.8, 0.9]},
+    ),
+    "BART decoder": ("BartForCausalLM", {"vocab_size": V, "d_model": 16, **_BART, "max_position_embeddings": 64}),
+    "ESM, with an added bias": (
+        "EsmForMaskedLM",
+        {**_SIZES, "intermediate_size": 24, "pad_token_id": 1, "mask_token_id": 2, "max_position_embeddings": 32},
+    ),
+    "Marian": (
+        "MarianMTModel",
+        {"vocab_size": V, "decoder_vocab_size": V, "d_model": 16, **_BART, "pad_token_id": 0,
+         "decoder_start_token_id": 0, "max_position_embeddings": 64},
+    ),
+    "MobileBERT": ("MobileBertForMaskedLM", {**_SIZES, "intermediate_size": 24, "embedding_size": 8}),
+    "Marian, two vocabularies": (
+        "MarianMTModel",
+        {"vocab_size": V, "decoder_vocab_size": V, "d_model": 16, **_BART, "pad_token_id": 0,
+         "decoder_start_token_id": 0, "share_encoder_decoder_embeddings": False, "max_position_embeddings": 64},
+    ),
+}  # fmt: skip
+"""Architectures that only some tests use."""
+
+
 def make_model(name: str) -> Any:
     """Build an architecture, with the same weights at every call, without dropout."""
-    kind, settings = ARCHITECTURES[name]
+    kind, settings = (ARCHITECTURES | MORE_ARCHITECTURES)[name]
     model_class = getattr(transformers, kind.replace("GPT2LMHead", "GPT2LMHeadModel"))
     torch.manual_seed(1)
     model = model_class(model_class.config_class(**settings))

@@ -454,8 +454,16 @@ def test_bands_cannot_be_resized() -> None:
 WRONG: dict[str, tuple[str, Callable[[Any], tuple[Any, Any, dict[str, Any]]], str]] = {
     "module": ("Llama", lambda m: (m.model.layers, ENDS["plain"](input_table(m)), {}), "is a ModuleList"),
     "base model": ("Llama", lambda m: (m.model, ENDS["plain"](input_table(m)), {}), "LlamaModel is not a causal"),
-    "masked": ("BERT", lambda m: (m, ENDS["plain"](input_table(m)), {}), "BertForMaskedLM is not a causal"),
-    "encoder-decoder": ("T5", lambda m: (m, ENDS["plain"](input_table(m)), {}), "is not a causal"),
+    "output layer is not called": (
+        "MobileBERT",
+        lambda m: (m, ENDS["plain"](rk.WordTable(V, m.get_output_embeddings().in_features)), {}),
+        "it is called 0 times",
+    ),
+    "embedding of the target": (
+        "Marian, two vocabularies",
+        lambda m: (m, ENDS["plain"](rk.WordTable.from_embedding(m.get_output_embeddings())), {}),
+        r"decoder\.embed_tokens\.weight, which is not the input embedding",
+    ),
     "table": ("Llama", lambda m: (m, input_table(m), {}), "end is a EmbeddingTable"),
     "classes": ("Llama", lambda m: (m, ENDS["plain"](rk.WordTable(7, D)), {}), "7 classes"),
     "dimension": ("Llama", lambda m: (m, ENDS["plain"](rk.WordTable(V, 5)), {}), "hidden states of 5 numbers"),

@@ -28,7 +28,12 @@ REPLACE_HEAD = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("file", "names", "num_tests"), [("test_logits_free", LOGITS_FREE, 30), ("test_replace_head", REPLACE_HEAD, 45)]
+    ("file", "names", "num_tests"),
+    [
+        ("test_logits_free", LOGITS_FREE, 30),
+        ("test_replace_head", REPLACE_HEAD, 45),
+        ("test_replace_other_heads", "not trainer and not rejects", 35),
+    ],
 )
 @pytest.mark.skipif(not FOLDER.is_dir(), reason=f"{FOLDER} does not exist; run: script/setup dev")
 def test_models_with_transformers_4(file: str, names: str, num_tests: int) -> None:

@@ -33,7 +33,14 @@ require_extra("hf", "reefknot.hf")
 from reefknot.hf.bands import EmbeddingBands  # noqa: E402
 from reefknot.hf.deferred import DeferredLogits  # noqa: E402
 from reefknot.hf.evaluation import score_tokens  # noqa: E402
-from reefknot.hf.head_model import ReefknotHeadConfig, ReefknotHeadForCausalLM  # noqa: E402
+from reefknot.hf.head_model import (  # noqa: E402
+    ReefknotHeadConfig,
+    ReefknotHeadForCausalLM,
+    ReefknotHeadForMaskedLM,
+    ReefknotHeadForSeq2SeqLM,
+    ReefknotHeadMaskedLMConfig,
+    ReefknotHeadSeq2SeqConfig,
+)
 from reefknot.hf.patch import LogitsFree, logits_free  # noqa: E402
 from reefknot.hf.replace import replace_head  # noqa: E402
 
@@ -43,6 +50,10 @@ __all__ = [
     "LogitsFree",
     "ReefknotHeadConfig",
     "ReefknotHeadForCausalLM",
+    "ReefknotHeadForMaskedLM",
+    "ReefknotHeadForSeq2SeqLM",
+    "ReefknotHeadMaskedLMConfig",
+    "ReefknotHeadSeq2SeqConfig",
     "logits_free",
     "replace_head",
     "score_tokens",

@@ -16,9 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 from transformers.utils.logging import tqdm
 
 from reefknot.errors import ArgumentError
+from reefknot.hf.head_model import ReefknotHeadForMaskedLM
 from reefknot.storage.token_scores import SUFFIX, TokenScores, write_token_scores
 
 
@@ -37,6 +39,7 @@ def score_tokens(
         stride: Number of tokens that a window scores.
         file: Also write the scores to this new file, whose name ends in `.safetensors`. `reefknot compare` reads it.
     """
+    _check_model(model)
     _check_arguments(tokens, context, stride, file)
     _check_ids(tokens, model.config.get_text_config().vocab_size)
     device = next(model.parameters()).device
@@ -67,6 +70,15 @@ def _score_window(model: Any, inputs: Tensor, targets_S: Tensor) -> Tensor:
     logits_SV = model(input_ids=inputs[None], use_cache=False, **options).logits[0, -num_targets:]
     log_probs_SV: Tensor = logits_SV.float().log_softmax(-1)
     return -log_probs_SV.gather(1, targets_S.to(log_probs_SV.device)[:, None])[:, 0].cpu()
+
+
+def _check_model(model: Any) -> None:
+    """Raise an `ArgumentError` if the model does not predict the next token of one text."""
+    name = type(model).__name__
+    is_masked = name in MODEL_FOR_MASKED_LM_MAPPING_NAMES.values() or isinstance(model, ReefknotHeadForMaskedLM)
+    config = getattr(model, "config", None)
+    if is_masked or getattr(config, "is_encoder_decoder", False):
+        raise ArgumentError(f"score_tokens: a {name} is not a causal language model, such as LlamaForCausalLM")
 
 
 def _check_ids(tokens: Tensor, vocab_size: int) -> None:

@@ -32,6 +32,7 @@ from reefknot.hf.loss import LogitsFreeLoss
 from reefknot.hf.scores import Scores
 from reefknot.hf.traced import TracedLogits, add_methods, defer_outputs
 from reefknot.kernels.arguments import check_integer, check_number
+from reefknot.nn.outputs.contract import OutputEnd
 
 MIN_LOGITS = 2**24
 """The default of `min_logits`: 64 MiB of logits in float32."""
@@ -211,6 +212,8 @@ def logits_free(model: nn.Module, *, min_logits: int = MIN_LOGITS) -> LogitsFree
     if patch is not None and patch._is_copy:
         patch.undo()  # the caller gets a patch that it can undo
     head = inner.get_output_embeddings()
+    if isinstance(getattr(inner, "end", None), OutputEnd):
+        raise ArgumentError(f"{_FUNCTION}: the head of this model is replaced; its end needs no logits for the loss")
     if head is None:
         raise ArgumentError(
             f"{_FUNCTION}: {type(inner).__name__} has no output layer (get_output_embeddings() is None); load it with "

@@ -86,6 +86,7 @@ SMALL = [
     ("target_scores_kernel", {"BLOCK_D": 1024, "CENTRED": True}),
     ("finish_rows_kernel", {"BLOCK_T": 256, "BLOCK_V": 64, **SOFTCAP}),
     ("scale_kernel", {"BLOCK": 8192}),
+    ("small_loss_kernel", {"BLOCK_V": 1024}),
 ]
 
 

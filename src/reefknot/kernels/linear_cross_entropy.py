@@ -146,7 +146,6 @@ def linear_cross_entropy(
     """
     if (
         weight is None
-        and linear_bias is None
         and divisor is None
         and softcap is None
         and impl is None
@@ -156,9 +155,9 @@ def linear_cross_entropy(
         and (ignore_index is None or ignore_index == IGNORE)
         and not (label_smoothing or z_loss or old_names)
         and logit_scale == temperature == 1
-        and is_small_problem(input, linear_weight, target)
+        and is_small_problem(input, linear_weight, target, linear_bias)
     ):
-        return small_mean_loss(input, linear_weight, target, check_targets)  # type: ignore[arg-type]
+        return small_mean_loss(input, linear_weight, target, linear_bias, check_targets)  # type: ignore[arg-type]
     if old_names or linear_weight is None or input is None or target is None:
         arguments = {"input": input, "linear_weight": linear_weight, "target": target, "linear_bias": linear_bias}
         arguments = _rename_old_names(arguments, old_names, weight)

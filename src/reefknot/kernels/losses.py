@@ -169,10 +169,6 @@ def summed_loss(
         assert isinstance(weight_VD, Tensor)
         return row_losses(hidden_ND, weight_VD, bias_V, targets_N, shard=shard).nll.sum()
     choice = choice or current_choice()
-    is_plain = bias_V is None and log_prior_NK is None and row_weight_N is None and transform.is_identity
-    if is_plain and is_small_problem(hidden_ND, weight_VD, targets_N, choice):
-        assert isinstance(weight_VD, Tensor)
-        return small_summed_loss(hidden_ND, weight_VD, targets_N)
     dtype = compute_dtype(hidden_ND, weight_VD)
     dtypes = [part.dtype for part in (*column_parts(weight_VD), bias_V) if part is not None]
     if torch.float16 in dtypes or choice.impl == "reference":
@@ -180,6 +176,10 @@ def summed_loss(
         tensors = (hidden_ND, weight_VD, bias_V, targets_N, log_prior_NK, row_weight_N)
         return _sum_row_losses(*tensors, transform, choice)
     hidden_ND, weight_VD = align_dimensions(hidden_ND, weight_VD)
+    is_plain = log_prior_NK is None and row_weight_N is None and transform.is_identity
+    if is_plain and is_small_problem(hidden_ND, weight_VD, targets_N, bias_V, choice):
+        assert isinstance(weight_VD, Tensor)
+        return small_summed_loss(hidden_ND, weight_VD, bias_V, targets_N)
     weight_VD, *more_columns = _matrices(weight_VD, hidden_ND, choice)
     tensors = (hidden_ND, weight_VD, bias_V, targets_N, log_prior_NK, row_weight_N)
     needs_hidden, needs_bias, needs_prior, *needs_columns = (

@@ -22,10 +22,10 @@ from reefknot.kernels.scores import (
     IGNORE,
     ScoreTransform,
     SummaryRequest,
+    accumulation_dtype,
     at_least_float32,
-    is_class,
-    mask_ignored,
     matmul_wide,
+    safe_class_ids,
 )
 
 
@@ -37,13 +37,18 @@ def linear_scores(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -
     """
     dtype = compute_dtype(hidden_ND, weight_VD)
     with no_autocast(hidden_ND):
-        scores_NV = cast(Tensor, _WideMatmul.apply(hidden_ND.to(dtype), weight_VD.to(dtype)))  # type: ignore[no-untyped-call]
+        hidden_ND, weight_VD = hidden_ND.to(dtype), weight_VD.to(dtype)
+        if accumulation_dtype(dtype) == dtype:
+            return F.linear(hidden_ND, weight_VD, None if bias_V is None else bias_V.to(dtype))
+        scores_NV = cast(Tensor, _WideMatmul.apply(hidden_ND, weight_VD))  # type: ignore[no-untyped-call]
         return scores_NV if bias_V is None else scores_NV + bias_V
 
 
 def no_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
     """Return a context without autocast on the device of a tensor. The meta device has no autocast."""
-    return nullcontext() if tensor.is_meta else torch.autocast(tensor.device.type, enabled=False)
+    if tensor.is_meta or not torch.is_autocast_enabled(tensor.device.type):
+        return nullcontext()  # entering autocast takes several microseconds
+    return torch.autocast(tensor.device.type, enabled=False)
 
 
 def compute_dtype(hidden_ND: Tensor, weight_VD: ClassVectors) -> torch.dtype:
@@ -90,14 +95,13 @@ def reference_results(
     transform: ScoreTransform,
 ) -> tuple[Tensor | None, ...]:
     """Compute the fields of `RowResults` straight from their formulas, in their order."""
-    scores_NV = linear_scores(hidden_ND, weight_VD, None)
+    scores_NV = linear_scores(hidden_ND, weight_VD, None if request.tau is not None else bias_V)
     lse_tau_N = entropy_N = total_N = best_class_N = None
     if request.tau is not None:
         centred_NV = scores_NV - scores_NV.mean(-1, keepdim=True)
         lse_tau_N = torch.logsumexp(centred_NV / request.tau, dim=-1)
-    if bias_V is not None:
-        scores_NV = scores_NV + bias_V
-    transformed_NV = transform_scores(scores_NV, transform)
+        scores_NV = scores_NV if bias_V is None else scores_NV + bias_V
+    transformed_NV = scores_NV if transform.is_identity else transform_scores(scores_NV, transform)
 
     lse_N = torch.logsumexp(transformed_NV, dim=-1)
     if request.expected:
@@ -121,10 +125,9 @@ def transform_scores(scores: Tensor, transform: ScoreTransform) -> Tensor:
 
 def _cross_entropy(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
     """Return the losses of the rows: zero for ignored targets, NaN for targets that are out of range."""
-    num_classes = logits_NV.shape[1]
-    valid_N = targets_N.where(is_class(targets_N, num_classes), IGNORE)
-    nll_N = F.cross_entropy(logits_NV, valid_N, reduction="none", ignore_index=IGNORE)
-    return mask_ignored(nll_N, targets_N, num_classes)
+    class_N = safe_class_ids(targets_N, logits_NV.shape[1])
+    nll_N = F.cross_entropy(logits_NV, class_N, reduction="none")
+    return nll_N.where(class_N == targets_N, torch.where(targets_N == IGNORE, 0.0, torch.nan))
 
 
 def reference_soft_targets(queries_UD: Tensor, keys_VD: Tensor, values_VC: Tensor, tau: float) -> tuple[Tensor, Tensor]:

@@ -116,16 +116,20 @@ def test_gradients_are_scaled_and_a_second_backward_pass_repeats_them(is_mean: b
 
 
 @gpu_only
-def test_ends_take_the_path_except_among_general_kernels() -> None:
+@pytest.mark.parametrize("name", ["stored_summed_loss", "small_summed_loss"])
+def test_ends_take_the_path_except_among_general_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     hidden_ND, weight_VD, targets_N = make_problem(130, 64, 500)
-    end = Softmax(Plain(WordTable(500, 64), bias=False)).to(DEVICE, torch.bfloat16)
+    if name == "small_summed_loss":
+        monkeypatch.setattr(small, "MAX_STORED_SCORES", 1)
+    end = Softmax(Plain(WordTable(500, 64))).to(DEVICE, torch.bfloat16)
     with torch.no_grad():
         end.classifier.table.weight.copy_(weight_VD)
-    with mock.patch.object(losses, "small_summed_loss", wraps=small.small_summed_loss) as small_loss:
+    with mock.patch.object(losses, name, wraps=getattr(small, name)) as small_loss:
         total = end(hidden_ND, targets_N, reduction="sum").loss
         assert small_loss.call_count == 1
         with small.general_kernels():
             assert not small.is_small_problem(hidden_ND, weight_VD, targets_N)
+            assert not small.stores_scores(hidden_ND, 500)
             general_total = end(hidden_ND, targets_N, reduction="sum").loss
         assert small_loss.call_count == 1
     assert relative_error(total, general_total.double()) < 1e-4

@@ -40,7 +40,7 @@ from reefknot.kernels.scores import (
     get_backend,
     safe_class_ids,
 )
-from reefknot.kernels.small import is_small_problem, small_summed_loss
+from reefknot.kernels.small import is_small_problem, small_summed_loss, stored_summed_loss, stores_scores
 
 if TYPE_CHECKING:
     from reefknot.kernels.parallel import ClassShard
@@ -148,6 +148,7 @@ def summed_loss(
     transform: ScoreTransform = IDENTITY,
     choice: Choice | None = None,
     shard: ClassShard | None = None,
+    has_checked_targets: bool = False,
 ) -> Tensor:
     """Return the sum of the negative log-likelihoods of all targets, under one softmax or a mixture of softmaxes.
 
@@ -164,11 +165,16 @@ def summed_loss(
         transform: Applied to the scores.
         choice: Implementation and working memory. The default is the choice of `using`.
         shard: Where the classes lie, if other processes have more classes. Not with the four arguments before it.
+        has_checked_targets: Whether every target is a class or `IGNORE`. If so, small problems on a GPU are faster.
+            Otherwise the loss of any other target is NaN.
     """
     if shard is not None:
         assert isinstance(weight_VD, Tensor)
         return row_losses(hidden_ND, weight_VD, bias_V, targets_N, shard=shard).nll.sum()
     choice = choice or current_choice()
+    is_checked = has_checked_targets and row_weight_N is None and isinstance(weight_VD, Tensor)
+    if is_checked and stores_scores(hidden_ND, weight_VD.shape[0], choice):
+        return stored_summed_loss(hidden_ND, weight_VD, bias_V, targets_N, log_prior_NK, transform)
     dtype = compute_dtype(hidden_ND, weight_VD)
     dtypes = [part.dtype for part in (*column_parts(weight_VD), bias_V) if part is not None]
     if torch.float16 in dtypes or choice.impl == "reference":

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from reefknot.kernels.autograd import without_defaults
 from reefknot.kernels.columns import ClassVectors
 from reefknot.kernels.scores import (
     IGNORE,
@@ -37,10 +38,9 @@ def linear_scores(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -
     """
     dtype = compute_dtype(hidden_ND, weight_VD)
     with no_autocast(hidden_ND):
-        hidden_ND, weight_VD = hidden_ND.to(dtype), weight_VD.to(dtype)
         if accumulation_dtype(dtype) == dtype:
-            return F.linear(hidden_ND, weight_VD, None if bias_V is None else bias_V.to(dtype))
-        scores_NV = cast(Tensor, _WideMatmul.apply(hidden_ND, weight_VD))  # type: ignore[no-untyped-call]
+            return F.linear(hidden_ND.to(dtype), weight_VD.to(dtype), None if bias_V is None else bias_V.to(dtype))
+        scores_NV = cast(Tensor, _WideMatmul.apply(hidden_ND, weight_VD, dtype))  # type: ignore[no-untyped-call]
         return scores_NV if bias_V is None else scores_NV + bias_V
 
 
@@ -64,25 +64,33 @@ def compute_dtype(hidden_ND: Tensor, weight_VD: ClassVectors) -> torch.dtype:
 
 
 class _WideMatmul(torch.autograd.Function):
-    """The product h W^T in float32 or wider, even for half-precision matrices, and its gradients."""
+    """The product h W^T of half-precision matrices in float32, and its gradients in the types of h and W."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(hidden_ND: Tensor, weight_VD: Tensor) -> Tensor:
-        return matmul_wide(hidden_ND, weight_VD.T)
+    @without_defaults
+    def forward(hidden_ND: Tensor, weight_VD: Tensor, dtype: torch.dtype) -> Tensor:
+        return matmul_wide(hidden_ND.to(dtype), weight_VD.to(dtype).T)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, torch.dtype], output: Tensor) -> None:
+        hidden_ND, weight_VD, ctx.dtype = inputs
+        ctx.save_for_backward(hidden_ND, weight_VD)
 
     @staticmethod
-    def backward(ctx: Any, grad_NV: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, grad_NV: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         hidden_ND, weight_VD = ctx.saved_tensors
-        grad_NV = grad_NV.to(hidden_ND.dtype)
-        return matmul_wide(grad_NV, weight_VD).to(hidden_ND.dtype), matmul_wide(grad_NV.T, hidden_ND).to(
-            weight_VD.dtype
-        )
+        needs_hidden, needs_weight, _ = ctx.needs_input_grad
+        grad_NV = grad_NV.to(ctx.dtype)
+        grad_hidden_ND = _matmul(grad_NV, weight_VD.to(ctx.dtype), hidden_ND.dtype) if needs_hidden else None
+        grad_weight_VD = _matmul(grad_NV.T, hidden_ND.to(ctx.dtype), weight_VD.dtype) if needs_weight else None
+        return grad_hidden_ND, grad_weight_VD, None
+
+
+def _matmul(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the product a b in this type, rounded once."""
+    return torch.mm(a, b) if a.dtype == dtype else matmul_wide(a, b).to(dtype)
 
 
 def reference_results(

@@ -27,11 +27,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reefknot.kernels.arguments import check_target_values
-from reefknot.kernels.autograd import scale_gradients
+from reefknot.kernels.autograd import mixture_losses, scale_gradients
 from reefknot.kernels.choice import Choice, current_choice, resolve_impl
-from reefknot.kernels.reference import compute_dtype, linear_scores
+from reefknot.kernels.reference import compute_dtype, linear_scores, transform_scores
 from reefknot.kernels.scores import (
+    IDENTITY,
     IGNORE,
+    ScoreTransform,
     accumulation_dtype,
     add_class_gradient,
     add_row_gradient,
@@ -106,12 +108,12 @@ def _bytes_per_score(dtype: torch.dtype) -> int:
     return 4 if dtype == torch.float32 else 4 + dtype.itemsize
 
 
-def stores_scores(hidden_ND: Tensor, num_classes: int) -> bool:
-    """Return whether the augmented loss of these rows is computed by torch from all scores."""
+def stores_scores(hidden_ND: Tensor, num_classes: int, choice: Choice | None = None) -> bool:
+    """Return whether the loss of these rows is computed by torch from all scores."""
     num_scores = hidden_ND.shape[0] * num_classes
     if type(hidden_ND) is not Tensor or not _waits_for_python(hidden_ND) or num_scores > MAX_STORED_SCORES:
         return False
-    choice = current_choice()
+    choice = choice or current_choice()
     return (
         choice.impl == "auto"
         and torch.is_grad_enabled()
@@ -128,6 +130,25 @@ def _waits_for_python(tensor: Tensor) -> bool:
         and not torch._C._are_functorch_transforms_active()
         and not torch.cuda.is_current_stream_capturing()
     )
+
+
+def stored_summed_loss(
+    hidden_RD: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    targets_N: Tensor,
+    log_prior_NK: Tensor | None = None,
+    transform: ScoreTransform = IDENTITY,
+) -> Tensor:
+    """Compute `losses.summed_loss` with all scores stored. Every target must be a class or ignored."""
+    scores_RV = linear_scores(hidden_RD, weight_VD, bias_V)
+    if not transform.is_identity:
+        scores_RV = transform_scores(scores_RV, transform)
+    if log_prior_NK is None:
+        return F.cross_entropy(scores_RV, targets_N, reduction="sum")
+    targets_NK = targets_N[:, None].expand(log_prior_NK.shape)
+    nll_NK = F.cross_entropy(scores_RV, targets_NK.flatten(), reduction="none").view(log_prior_NK.shape)
+    return mixture_losses(log_prior_NK, nll_NK, targets_N).sum()
 
 
 def stored_augmented_losses(
@@ -175,13 +196,14 @@ def small_mean_loss(
     hidden: Tensor, weight_VD: Tensor, target: Tensor, bias_V: Tensor | None, check_targets: bool
 ) -> Tensor:
     """Return the mean loss of the targets that are not ignored."""
-    targets_N = target.reshape(-1)
+    hidden_ND, targets_N = hidden.reshape(-1, hidden.shape[-1]), target.reshape(-1)
     num_classes = weight_VD.shape[0]
     if check_targets:
         smallest, largest = torch.stack(torch.aminmax(targets_N)).tolist()
         if smallest < 0 or largest >= num_classes:  # ignored, or out of range
             check_target_values("linear_cross_entropy", targets_N, target, num_classes, IGNORE)
-    hidden_ND = hidden.reshape(-1, hidden.shape[-1])
+        elif stores_scores(hidden_ND, num_classes):
+            return stored_summed_loss(hidden_ND, weight_VD, bias_V, targets_N) / len(targets_N)
     loss: Tensor = _SmallLossFunction.apply(hidden_ND, weight_VD, bias_V, targets_N, True)  # type: ignore[no-untyped-call]
     return loss
 

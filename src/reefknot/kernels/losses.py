@@ -122,6 +122,8 @@ def row_results(
         choice: Implementation and working memory. The default is the choice of `using`.
     """
     choice = choice or current_choice()
+    if isinstance(weight_VD, Tensor) and stores_scores(hidden_ND, len(weight_VD), choice):
+        choice = Choice("reference")
     dtype = compute_dtype(hidden_ND, weight_VD)
     if choice.impl != "reference":
         hidden_ND, weight_VD = align_dimensions(hidden_ND, weight_VD)
@@ -172,8 +174,8 @@ def summed_loss(
         assert isinstance(weight_VD, Tensor)
         return row_losses(hidden_ND, weight_VD, bias_V, targets_N, shard=shard).nll.sum()
     choice = choice or current_choice()
-    is_checked = has_checked_targets and row_weight_N is None and isinstance(weight_VD, Tensor)
-    if is_checked and stores_scores(hidden_ND, weight_VD.shape[0], choice):
+    is_checked = has_checked_targets and row_weight_N is None
+    if is_checked and isinstance(weight_VD, Tensor) and stores_scores(hidden_ND, len(weight_VD), choice):
         return stored_summed_loss(hidden_ND, weight_VD, bias_V, targets_N, log_prior_NK, transform)
     dtype = compute_dtype(hidden_ND, weight_VD)
     dtypes = [part.dtype for part in (*column_parts(weight_VD), bias_V) if part is not None]

@@ -45,7 +45,7 @@ MAX_STORED_SCORES = 2**25
 """Up to so many scores, torch computes the augmented loss from stored scores in less time than Python needs to launch
 the kernels of `TritonBackend`."""
 _STORED_BYTES_PER_SCORE = 32
-"""Seven matrices in float32, such as log-probabilities and gradients, and one in bfloat16. The peak was measured."""
+"""The largest peak that was measured, of the augmented loss with gradients: seven matrices in float32."""
 MAX_SCORES = 2**27
 """With more scores than this, the kernels of `TritonBackend`, which do not store them, are faster."""
 _THREAD = threading.local()
@@ -124,9 +124,9 @@ def stores_scores(hidden_ND: Tensor, num_classes: int, choice: Choice | None = N
 def _waits_for_python(tensor: Tensor) -> bool:
     """Return whether an operation takes longer to launch than to run. Tests without a GPU replace this function."""
     return (
-        tensor.is_cuda
+        not torch.compiler.is_compiling()
+        and tensor.is_cuda
         and not getattr(_THREAD, "uses_general_kernels", False)
-        and not torch.compiler.is_compiling()
         and not torch._C._are_functorch_transforms_active()
         and not torch.cuda.is_current_stream_capturing()
     )
@@ -237,7 +237,8 @@ class _SmallLossFunction(torch.autograd.Function):
         # The gradients are scaled in place, so they are used once. A second backward pass computes them again.
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
-            gradients = _compute(*ctx.saved_tensors, ctx.dtype, ctx.needs_input_grad)[1]
+            hidden_ND, weight_VD, bias_V, targets_N = ctx.saved_tensors
+            gradients = _compute(hidden_ND, weight_VD, bias_V, targets_N, ctx.dtype, ctx.needs_input_grad)[1]
         factor = grad_loss if ctx.count is None else grad_loss / ctx.count
         gradients = scale_gradients(gradients, factor, ctx.saved_tensors, get_backend("triton"))
         return (*gradients, None, None)

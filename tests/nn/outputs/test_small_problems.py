@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from reefknot.errors import ArgumentError
 from reefknot.kernels import losses, small
 from reefknot.kernels.choice import using
 from reefknot.kernels.linear_cross_entropy import linear_cross_entropy
+from reefknot.kernels.reference import reference_results
 from reefknot.kernels.scores import IGNORE, ScoreTransform
 from reefknot.nn.classifiers.drill import Drill
 from reefknot.nn.classifiers.plain import Plain
@@ -127,6 +129,21 @@ def test_transformed_scores_equal_the_general_code(count_stored: list[str]) -> N
 
     assert_equal_to_general_code(compute_loss, leaves)
     assert count_stored == ["stored_summed_loss"]
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_losses_of_rows_equal_the_general_code(name: str, count_stored: list[str]) -> None:
+    torch.manual_seed(0)
+    end = ENDS[name]().double()
+    hidden_ND, factors_N = hidden_states(), torch.randn(len(TARGETS), dtype=torch.float64)
+
+    def compute_loss() -> Tensor:
+        return factors_N @ end(hidden_ND, TARGETS, reduction="none").loss
+
+    with mock.patch.object(losses, "reference_results", wraps=reference_results) as reference:
+        assert_equal_to_general_code(compute_loss, [hidden_ND, *end.parameters()])
+    assert reference.call_count == (3 if name == "adaptive" else 1)
+    assert not count_stored
 
 
 def test_scores_are_stored_only_if_they_are_few_and_the_step_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,12 @@ from reefknot.kernels import small
 DEVICE = "cpu" if INTERPRETED else "cuda"
 
 
+@pytest.fixture(autouse=True)
+def never_store_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute even the smallest problems by the kernel."""
+    monkeypatch.setattr(small, "MAX_STORED_SCORES", 0)
+
+
 def make_problem(rows: int, dim: int, classes: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, ...]:
     """Return hidden states, class vectors and targets."""
     torch.manual_seed(0)
@@ -79,7 +85,11 @@ def test_losses_and_gradients_match_float64(shape: tuple[int, int, int], dtype: 
 @pytest.mark.parametrize("shape", [(128, 256, 1000), (512, 768, 50_257), (1400, 400, 10_001)], ids=str)
 @pytest.mark.parametrize("has_bias", [False, True], ids=["no bias", "bias"])
 @pytest.mark.parametrize("weight_dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_function_takes_the_path_and_matches_float64(shape: Any, weight_dtype: torch.dtype, has_bias: bool) -> None:
+@pytest.mark.parametrize("stored", [False, True], ids=["kernel", "stored"])
+def test_function_takes_the_path_and_matches_float64(
+    shape: Any, weight_dtype: torch.dtype, has_bias: bool, stored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(small, "MAX_STORED_SCORES", 2**25 if stored else 0)
     problem = hidden_ND, weight_VD, targets_N = make_problem(*shape, weight_dtype)
     bias_V = make_bias(shape[2], has_bias)
     leaves = [tensor for tensor in (hidden_ND, weight_VD, bias_V) if tensor is not None]
@@ -119,8 +129,7 @@ def test_gradients_are_scaled_and_a_second_backward_pass_repeats_them(is_mean: b
 @pytest.mark.parametrize("name", ["stored_summed_loss", "small_summed_loss"])
 def test_ends_take_the_path_except_among_general_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     hidden_ND, weight_VD, targets_N = make_problem(130, 64, 500)
-    if name == "small_summed_loss":
-        monkeypatch.setattr(small, "MAX_STORED_SCORES", 1)
+    monkeypatch.setattr(small, "MAX_STORED_SCORES", 2**25 if name == "stored_summed_loss" else 0)
     end = Softmax(Plain(WordTable(500, 64))).to(DEVICE, torch.bfloat16)
     with torch.no_grad():
         end.classifier.table.weight.copy_(weight_VD)

@@ -196,7 +196,13 @@ def linear_cross_entropy(
     row_weight_N = _row_weights(weight, targets_N, accumulation_dtype(input.dtype), shard)
     tensors = (hidden_ND, linear_weight, linear_bias, targets_N)
     if shard is None and reduction != "none" and not label_smoothing and not z_loss:
-        total = summed_loss(*tensors, row_weight_N=row_weight_N, transform=transform, choice=choice)
+        total = summed_loss(
+            *tensors,
+            row_weight_N=row_weight_N,
+            transform=transform,
+            choice=choice,
+            has_checked_targets=check_targets,
+        )
     else:
         loss_N = _losses_of_rows(*tensors, weight, row_weight_N, settings, choice, shard)
         if reduction == "none":

@@ -90,6 +90,8 @@ class _WideMatmul(torch.autograd.Function):
 
 def _matmul(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the product a b in this type, rounded once."""
+    if torch.is_grad_enabled():  # a second derivative, which torch's product of half precision in float32 does not have
+        return torch.mm(at_least_float32(a), at_least_float32(b)).to(dtype)
     return torch.mm(a, b) if a.dtype == dtype else matmul_wide(a, b).to(dtype)
 
 

@@ -200,10 +200,12 @@ def small_mean_loss(
     num_classes = weight_VD.shape[0]
     if check_targets:
         smallest, largest = torch.stack(torch.aminmax(targets_N)).tolist()
-        if smallest < 0 or largest >= num_classes:  # ignored, or out of range
+        has_others = smallest < 0 or largest >= num_classes  # ignored targets, or targets out of range
+        if has_others:
             check_target_values("linear_cross_entropy", targets_N, target, num_classes, IGNORE)
-        elif stores_scores(hidden_ND, num_classes):
-            return stored_summed_loss(hidden_ND, weight_VD, bias_V, targets_N) / len(targets_N)
+        if stores_scores(hidden_ND, num_classes):
+            count = (targets_N != IGNORE).sum().clamp(min=1) if has_others else len(targets_N)
+            return stored_summed_loss(hidden_ND, weight_VD, bias_V, targets_N) / count
     loss: Tensor = _SmallLossFunction.apply(hidden_ND, weight_VD, bias_V, targets_N, True)  # type: ignore[no-untyped-call]
     return loss
 

@@ -19,7 +19,7 @@ from reefknot.kernels import losses, small
 from reefknot.kernels.choice import using
 from reefknot.kernels.linear_cross_entropy import linear_cross_entropy
 from reefknot.kernels.reference import reference_results
-from reefknot.kernels.scores import IGNORE, ScoreTransform
+from reefknot.kernels.scores import IGNORE
 from reefknot.nn.classifiers.drill import Drill
 from reefknot.nn.classifiers.plain import Plain
 from reefknot.nn.outputs import augmented as augmented_module
@@ -102,11 +102,12 @@ def test_losses_of_ends_equal_the_general_code(name: str, count_stored: list[str
     assert len(count_stored) == (3 if name == "adaptive" else 1)
 
 
-def test_mean_of_the_function_equals_the_general_code(count_stored: list[str]) -> None:
+@pytest.mark.parametrize("ignored", [True, False])
+def test_mean_of_the_function_equals_the_general_code(ignored: bool, count_stored: list[str]) -> None:
     torch.manual_seed(0)
     weight_VD, bias_V = (torch.randn(*shape, dtype=torch.float64) for shape in ((WORDS, DIM), (WORDS,)))
     leaves = [hidden_states(), weight_VD.requires_grad_(), bias_V.requires_grad_()]
-    targets_N = TARGETS.clamp(min=0)
+    targets_N = TARGETS if ignored else TARGETS.clamp(min=0)
 
     def compute_loss() -> Tensor:
         if small.stores_scores(leaves[0], WORDS):
@@ -122,10 +123,9 @@ def test_mean_of_the_function_equals_the_general_code(count_stored: list[str]) -
 def test_transformed_scores_equal_the_general_code(count_stored: list[str]) -> None:
     torch.manual_seed(0)
     leaves = [hidden_states(), torch.randn(WORDS, DIM, dtype=torch.float64).requires_grad_()]
-    transform = ScoreTransform(0.7, 5.0, 1.3)
 
     def compute_loss() -> Tensor:
-        return losses.summed_loss(*leaves, None, TARGETS, transform=transform, has_checked_targets=True)
+        return linear_cross_entropy(*leaves, TARGETS, logit_scale=0.7, softcap=5.0, temperature=1.3)
 
     assert_equal_to_general_code(compute_loss, leaves)
     assert count_stored == ["stored_summed_loss"]

@@ -126,10 +126,10 @@ def test_gradients_are_scaled_and_a_second_backward_pass_repeats_them(is_mean: b
 
 
 @gpu_only
-@pytest.mark.parametrize("name", ["stored_summed_loss", "small_summed_loss"])
+@pytest.mark.parametrize("name", ["stored_losses", "small_summed_loss"])
 def test_ends_take_the_path_except_among_general_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     hidden_ND, weight_VD, targets_N = make_problem(130, 64, 500)
-    monkeypatch.setattr(small, "MAX_STORED_SCORES", 2**25 if name == "stored_summed_loss" else 0)
+    monkeypatch.setattr(small, "MAX_STORED_SCORES", 2**25 if name == "stored_losses" else 0)
     end = Softmax(Plain(WordTable(500, 64))).to(DEVICE, torch.bfloat16)
     with torch.no_grad():
         end.classifier.table.weight.copy_(weight_VD)

@@ -40,7 +40,13 @@ from reefknot.kernels.scores import (
     get_backend,
     safe_class_ids,
 )
-from reefknot.kernels.small import is_small_problem, small_summed_loss, stored_summed_loss, stores_scores
+from reefknot.kernels.small import (
+    is_small_problem,
+    small_summed_loss,
+    stored_losses,
+    stored_mixture_loss,
+    stores_scores,
+)
 
 if TYPE_CHECKING:
     from reefknot.kernels.parallel import ClassShard
@@ -176,7 +182,9 @@ def summed_loss(
     choice = choice or current_choice()
     is_checked = has_checked_targets and row_weight_N is None
     if is_checked and isinstance(weight_VD, Tensor) and stores_scores(hidden_ND, len(weight_VD), choice):
-        return stored_summed_loss(hidden_ND, weight_VD, bias_V, targets_N, log_prior_NK, transform)
+        if log_prior_NK is not None:
+            return stored_mixture_loss(hidden_ND, weight_VD, bias_V, targets_N, log_prior_NK)
+        return stored_losses(hidden_ND, weight_VD, bias_V, targets_N, transform)
     dtype = compute_dtype(hidden_ND, weight_VD)
     dtypes = [part.dtype for part in (*column_parts(weight_VD), bias_V) if part is not None]
     if torch.float16 in dtypes or choice.impl == "reference":

@@ -4,11 +4,12 @@ If there are few scores, a GPU computes them faster than Python can launch the k
 problems have functions of their own, which store all scores:
 
     small_mean_loss, small_summed_loss    the cross-entropy, with or without a bias
+    stored_losses, stored_mixture_loss    for fewer scores, the cross-entropy with any options, and that of a mixture
     stored_augmented_losses               the augmented loss
 
-For the cross-entropy, torch computes the scores in float32, one kernel turns them into losses and gradients, and two
-products give the gradients of the hidden states and of the classes. Like `SummedLossFunction`, the forward pass does
-all this. The augmented loss consists of torch's operations and their gradients.
+In the first two functions, torch computes the scores in float32, one kernel turns them into losses and gradients, and
+two products give the gradients of the hidden states and of the classes. Like `SummedLossFunction`, the forward pass
+does all this. The other functions consist of torch's operations and their gradients.
 
 `is_small_problem` and `stores_scores` decide. A loss with other options is computed by the general code. So are
 captured steps, which do not wait for Python, and all steps inside `general_kernels`.
@@ -20,7 +21,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -132,23 +133,45 @@ def _waits_for_python(tensor: Tensor) -> bool:
     )
 
 
-def stored_summed_loss(
-    hidden_RD: Tensor,
+def stored_losses(
+    hidden_ND: Tensor,
     weight_VD: Tensor,
     bias_V: Tensor | None,
     targets_N: Tensor,
-    log_prior_NK: Tensor | None = None,
     transform: ScoreTransform = IDENTITY,
+    reduction: Literal["sum", "none"] = "sum",
+    class_weight_V: Tensor | None = None,
+    label_smoothing: float = 0.0,
 ) -> Tensor:
-    """Compute `losses.summed_loss` with all scores stored. Every target must be a class or ignored."""
-    scores_RV = linear_scores(hidden_RD, weight_VD, bias_V)
+    """Return the cross-entropies of all rows or their sum, with all scores stored.
+
+    Args:
+        hidden_ND: Hidden states.
+        weight_VD: One vector per class.
+        bias_V: One bias per class, or None.
+        targets_N: Target ids. Every target must be a class or ignored.
+        transform: Applied to the scores.
+        reduction: `sum`, or `none` for one loss per row.
+        class_weight_V: The weight of each class in the loss, or None. It gets no gradient.
+        label_smoothing: The share of every target that is spread over all classes.
+    """
+    scores_NV = linear_scores(hidden_ND, weight_VD, bias_V)
     if not transform.is_identity:
-        scores_RV = transform_scores(scores_RV, transform)
-    if log_prior_NK is None:
-        return F.cross_entropy(scores_RV, targets_N, reduction="sum")
-    targets_NK = targets_N[:, None].expand(log_prior_NK.shape)
-    nll_NK = F.cross_entropy(scores_RV, targets_NK.flatten(), reduction="none").view(log_prior_NK.shape)
-    return mixture_losses(log_prior_NK, nll_NK, targets_N).sum()
+        scores_NV = transform_scores(scores_NV, transform)
+    if class_weight_V is not None:
+        class_weight_V = class_weight_V.detach().to(scores_NV.dtype)
+    return F.cross_entropy(
+        scores_NV, targets_N, class_weight_V, ignore_index=IGNORE, reduction=reduction, label_smoothing=label_smoothing
+    )
+
+
+def stored_mixture_loss(
+    hidden_RD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_N: Tensor, log_prior_NK: Tensor
+) -> Tensor:
+    """Return the summed loss of a mixture of softmaxes, with all scores stored. See `losses.summed_loss`."""
+    targets_R = targets_N[:, None].expand(log_prior_NK.shape).flatten()
+    nll_R = stored_losses(hidden_RD, weight_VD, bias_V, targets_R, reduction="none")
+    return mixture_losses(log_prior_NK, nll_R.view(log_prior_NK.shape), targets_N).sum()
 
 
 def stored_augmented_losses(
@@ -205,7 +228,7 @@ def small_mean_loss(
             check_target_values("linear_cross_entropy", targets_N, target, num_classes, IGNORE)
         if stores_scores(hidden_ND, num_classes):
             count = (targets_N != IGNORE).sum().clamp(min=1) if has_others else len(targets_N)
-            return stored_summed_loss(hidden_ND, weight_VD, bias_V, targets_N) / count
+            return stored_losses(hidden_ND, weight_VD, bias_V, targets_N) / count
     loss: Tensor = _SmallLossFunction.apply(hidden_ND, weight_VD, bias_V, targets_N, True)  # type: ignore[no-untyped-call]
     return loss
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from reefknot.errors import ArgumentError
+from reefknot.kernels import linear_cross_entropy as function_module
 from reefknot.kernels import losses, small
 from reefknot.kernels.choice import using
 from reefknot.kernels.linear_cross_entropy import linear_cross_entropy
@@ -62,15 +63,17 @@ def count_stored(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def count(module: Any, name: str) -> None:
         function = getattr(module, name)
 
-        def counted(*arguments: Any) -> Any:
+        def counted(*arguments: Any, **keywords: Any) -> Any:
             calls.append(name)
-            return function(*arguments)
+            return function(*arguments, **keywords)
 
         monkeypatch.setattr(module, name, counted)
 
     monkeypatch.setattr(small, "_waits_for_python", lambda _: True)
-    count(losses, "stored_summed_loss")
-    count(small, "stored_summed_loss")
+    count(losses, "stored_losses")
+    count(losses, "stored_mixture_loss")
+    count(small, "stored_losses")
+    count(function_module, "stored_losses")
     count(augmented_module, "stored_augmented_losses")
     return calls
 
@@ -98,8 +101,10 @@ def test_losses_of_ends_equal_the_general_code(name: str, count_stored: list[str
             parameter.normal_()
     hidden_ND = hidden_states()
     assert_equal_to_general_code(lambda: end(hidden_ND, TARGETS).loss, [hidden_ND, *end.parameters()])
-    # One loss for each of the three bands, and none by the general code.
-    assert len(count_stored) == (3 if name == "adaptive" else 1)
+    # One loss for each of the three bands. The loss of a mixture calls the other function.
+    expected = {"adaptive": 3 * ["stored_losses"], "augmented": ["stored_augmented_losses"]}
+    expected["mixture"] = ["stored_mixture_loss", "stored_losses"]
+    assert count_stored == expected.get(name, ["stored_losses"])
 
 
 @pytest.mark.parametrize("ignored", [True, False])
@@ -115,20 +120,36 @@ def test_mean_of_the_function_equals_the_general_code(ignored: bool, count_store
         return linear_cross_entropy(leaves[0], leaves[1], targets_N, leaves[2])
 
     assert_equal_to_general_code(compute_loss, leaves)
-    assert count_stored == ["stored_summed_loss"]
+    assert count_stored == ["stored_losses"]
     with pytest.raises(ArgumentError, match="target 30 of row 0 is not a class"):
         small.small_mean_loss(leaves[0], leaves[1], targets_N.index_fill(0, torch.tensor(0), WORDS), leaves[2], True)
 
 
-def test_transformed_scores_equal_the_general_code(count_stored: list[str]) -> None:
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"label_smoothing": 0.1},
+        {"logit_scale": 0.7, "softcap": 5.0, "temperature": 1.3},
+        {"weight": torch.arange(1.0, WORDS + 1), "label_smoothing": 0.2, "softcap": 5.0},
+        {"weight": torch.arange(1.0, WORDS + 1).double()},
+    ],
+    ids=["", "smoothing", "transform", "weight, smoothing and transform", "weight"],
+)
+def test_options_of_the_function_equal_the_general_code(
+    settings: dict[str, Any], reduction: Any, count_stored: list[str]
+) -> None:
     torch.manual_seed(0)
     leaves = [hidden_states(), torch.randn(WORDS, DIM, dtype=torch.float64).requires_grad_()]
+    factors_N = torch.randn(len(TARGETS), dtype=torch.float64)
 
     def compute_loss() -> Tensor:
-        return linear_cross_entropy(*leaves, TARGETS, logit_scale=0.7, softcap=5.0, temperature=1.3)
+        loss = linear_cross_entropy(*leaves, TARGETS, reduction=reduction, **settings)
+        return factors_N @ loss if reduction == "none" else loss
 
     assert_equal_to_general_code(compute_loss, leaves)
-    assert count_stored == ["stored_summed_loss"]
+    assert count_stored == ["stored_losses"]
 
 
 @pytest.mark.parametrize("name", ENDS)

@@ -43,8 +43,8 @@ from reefknot.kernels.scores import (
 )
 
 MAX_STORED_SCORES = 2**25
-"""Up to so many scores, torch computes the augmented loss from stored scores in less time than Python needs to launch
-the kernels of `TritonBackend`."""
+"""Up to so many scores, torch's operations on stored scores take less time than Python needs to launch the kernels of
+`TritonBackend`."""
 _STORED_BYTES_PER_SCORE = 32
 """The largest peak that was measured, of the augmented loss with gradients: seven matrices in float32."""
 MAX_SCORES = 2**27

@@ -169,7 +169,7 @@ class Augmented(Softmax):
         return {"nll": RowLoss(nll_N, self.nll_weight), "augmented": RowLoss(kl_N, self.augmented_weight)}
 
     def _compute_sums(self, hidden_ND: Tensor, targets_N: Tensor, plan: DistinctTargets) -> tuple[Tensor, Tensor]:
-        """Return the sums of the negative log-likelihoods and of KL(q || p). Small problems on a GPU store the scores."""
+        """Return the sums of the nll and of KL(q || p). Small problems on a GPU store the scores."""
         is_divided = self.classifier.shard is not None or self.table.shard is not None
         if is_divided or not stores_scores(hidden_ND, self.vocab_size):
             nll_N, kl_M = self._compute_nll_and_divergence(hidden_ND, targets_N, plan)

@@ -87,6 +87,7 @@ SMALL = [
     ("finish_rows_kernel", {"BLOCK_T": 256, "BLOCK_V": 64, **SOFTCAP}),
     ("rescale_rows_kernel", {"BLOCK_T": 256, "BLOCK_V": 1024, "TILE_V": 256}),
     ("scale_kernel", {"BLOCK": 8192}),
+    ("small_loss_kernel", {"BLOCK_V": 1024}),
 ]
 
 

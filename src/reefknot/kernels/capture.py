@@ -30,6 +30,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from reefknot.kernels.small import general_kernels
+
 Outputs = TypeVar("Outputs")
 """What a step returns: tensors in any structure, or None."""
 
@@ -91,7 +93,7 @@ def capture(
     """Capture a step without running it. Call this inside `side_stream`, after the step has run there once.
 
     The earlier run does what must not be captured: it compiles kernels, lets libraries choose their algorithms and
-    creates tensors that outlive the step.
+    creates tensors that outlive the step. It must be inside `general_kernels`, to run the kernels of a captured step.
 
     Args:
         step: Called as `step(*buffers)`, with a buffer on the device for each input.
@@ -194,4 +196,5 @@ class RepeatedSteps(Generic[Outputs]):
             return self._graphs.capture(key, step, inputs).replay(inputs)
         if not has_too_many_keys:
             self._seen_keys.add(key)
-        return step(*(send(tensor, self._device) for tensor in inputs))
+        with general_kernels():  # the kernels of a captured step
+            return step(*(send(tensor, self._device) for tensor in inputs))

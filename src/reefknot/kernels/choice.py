@@ -82,7 +82,8 @@ def using(impl: Impl = "auto", memory: float | None = None) -> Iterator[None]:
     Args:
         impl: `reference` stores all scores at once. `chunked` computes blocks of scores in plain torch. `triton`
             computes blocks in Triton kernels, on a GPU. `auto` chooses `triton` or `chunked` by device and type, and
-            checks the kernels first on a GPU on which they have not been tested.
+            checks the kernels first on a GPU on which they have not been tested. On a GPU, `auto` also stores the
+            scores of small problems, within `memory`, because that takes less time.
         memory: Working memory in MiB, not counting inputs and gradients. The default is 2048 on a GPU and 128 on a
             CPU.
     """

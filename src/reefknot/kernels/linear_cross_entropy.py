@@ -51,7 +51,7 @@ from reefknot.kernels.parallel import (
 )
 from reefknot.kernels.reference import transform_scores
 from reefknot.kernels.scores import IGNORE, ScoreTransform, SummaryRequest, accumulation_dtype, safe_class_ids
-from reefknot.kernels.small import is_small_problem, small_mean_loss
+from reefknot.kernels.small import is_small_problem, small_mean_loss, stored_losses, stores_scores
 
 Reduction = Literal["mean", "sum", "none"]
 _FUNCTION = "linear_cross_entropy"
@@ -146,7 +146,6 @@ def linear_cross_entropy(
     """
     if (
         weight is None
-        and linear_bias is None
         and divisor is None
         and softcap is None
         and impl is None
@@ -156,9 +155,9 @@ def linear_cross_entropy(
         and (ignore_index is None or ignore_index == IGNORE)
         and not (label_smoothing or z_loss or old_names)
         and logit_scale == temperature == 1
-        and is_small_problem(input, linear_weight, target)
+        and is_small_problem(input, linear_weight, target, linear_bias)
     ):
-        return small_mean_loss(input, linear_weight, target, check_targets)  # type: ignore[arg-type]
+        return small_mean_loss(input, linear_weight, target, linear_bias, check_targets)  # type: ignore[arg-type]
     if old_names or linear_weight is None or input is None or target is None:
         arguments = {"input": input, "linear_weight": linear_weight, "target": target, "linear_bias": linear_bias}
         arguments = _rename_old_names(arguments, old_names, weight)
@@ -196,7 +195,12 @@ def linear_cross_entropy(
 
     row_weight_N = _row_weights(weight, targets_N, accumulation_dtype(input.dtype), shard)
     tensors = (hidden_ND, linear_weight, linear_bias, targets_N)
-    if shard is None and reduction != "none" and not label_smoothing and not z_loss:
+    can_store = shard is None and check_targets and not z_loss and isinstance(linear_weight, Tensor)
+    if can_store and stores_scores(hidden_ND, num_classes, choice):
+        if reduction == "none":
+            return stored_losses(*tensors, transform, "none", weight, label_smoothing).view(target.shape)
+        total = stored_losses(*tensors, transform, "sum", weight, label_smoothing)
+    elif shard is None and reduction != "none" and not label_smoothing and not z_loss:
         total = summed_loss(*tensors, row_weight_N=row_weight_N, transform=transform, choice=choice)
     else:
         loss_N = _losses_of_rows(*tensors, weight, row_weight_N, settings, choice, shard)

@@ -40,7 +40,13 @@ from reefknot.kernels.scores import (
     get_backend,
     safe_class_ids,
 )
-from reefknot.kernels.small import is_small_problem, small_summed_loss
+from reefknot.kernels.small import (
+    is_small_problem,
+    small_summed_loss,
+    stored_losses,
+    stored_mixture_loss,
+    stores_scores,
+)
 
 if TYPE_CHECKING:
     from reefknot.kernels.parallel import ClassShard
@@ -122,6 +128,8 @@ def row_results(
         choice: Implementation and working memory. The default is the choice of `using`.
     """
     choice = choice or current_choice()
+    if isinstance(weight_VD, Tensor) and stores_scores(hidden_ND, len(weight_VD), choice):
+        choice = Choice("reference")
     dtype = compute_dtype(hidden_ND, weight_VD)
     if choice.impl != "reference":
         hidden_ND, weight_VD = align_dimensions(hidden_ND, weight_VD)
@@ -148,6 +156,7 @@ def summed_loss(
     transform: ScoreTransform = IDENTITY,
     choice: Choice | None = None,
     shard: ClassShard | None = None,
+    has_checked_targets: bool = False,
 ) -> Tensor:
     """Return the sum of the negative log-likelihoods of all targets, under one softmax or a mixture of softmaxes.
 
@@ -164,15 +173,18 @@ def summed_loss(
         transform: Applied to the scores.
         choice: Implementation and working memory. The default is the choice of `using`.
         shard: Where the classes lie, if other processes have more classes. Not with the four arguments before it.
+        has_checked_targets: Whether every target is a class or `IGNORE`. If so, small problems on a GPU are faster.
+            Otherwise the loss of any other target is NaN.
     """
     if shard is not None:
         assert isinstance(weight_VD, Tensor)
         return row_losses(hidden_ND, weight_VD, bias_V, targets_N, shard=shard).nll.sum()
     choice = choice or current_choice()
-    is_plain = bias_V is None and log_prior_NK is None and row_weight_N is None and transform.is_identity
-    if is_plain and is_small_problem(hidden_ND, weight_VD, targets_N, choice):
-        assert isinstance(weight_VD, Tensor)
-        return small_summed_loss(hidden_ND, weight_VD, targets_N)
+    is_checked = has_checked_targets and row_weight_N is None
+    if is_checked and isinstance(weight_VD, Tensor) and stores_scores(hidden_ND, len(weight_VD), choice):
+        if log_prior_NK is not None:
+            return stored_mixture_loss(hidden_ND, weight_VD, bias_V, targets_N, log_prior_NK)
+        return stored_losses(hidden_ND, weight_VD, bias_V, targets_N, transform)
     dtype = compute_dtype(hidden_ND, weight_VD)
     dtypes = [part.dtype for part in (*column_parts(weight_VD), bias_V) if part is not None]
     if torch.float16 in dtypes or choice.impl == "reference":
@@ -180,6 +192,10 @@ def summed_loss(
         tensors = (hidden_ND, weight_VD, bias_V, targets_N, log_prior_NK, row_weight_N)
         return _sum_row_losses(*tensors, transform, choice)
     hidden_ND, weight_VD = align_dimensions(hidden_ND, weight_VD)
+    is_plain = log_prior_NK is None and row_weight_N is None and transform.is_identity
+    if is_plain and is_small_problem(hidden_ND, weight_VD, targets_N, bias_V, choice):
+        assert isinstance(weight_VD, Tensor)
+        return small_summed_loss(hidden_ND, weight_VD, bias_V, targets_N)
     weight_VD, *more_columns = _matrices(weight_VD, hidden_ND, choice)
     tensors = (hidden_ND, weight_VD, bias_V, targets_N, log_prior_NK, row_weight_N)
     needs_hidden, needs_bias, needs_prior, *needs_columns = (

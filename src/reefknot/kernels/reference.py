@@ -17,15 +17,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from reefknot.kernels.autograd import without_defaults
 from reefknot.kernels.columns import ClassVectors
 from reefknot.kernels.scores import (
     IGNORE,
     ScoreTransform,
     SummaryRequest,
+    accumulation_dtype,
     at_least_float32,
-    is_class,
-    mask_ignored,
     matmul_wide,
+    safe_class_ids,
 )
 
 
@@ -37,13 +38,17 @@ def linear_scores(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -
     """
     dtype = compute_dtype(hidden_ND, weight_VD)
     with no_autocast(hidden_ND):
-        scores_NV = cast(Tensor, _WideMatmul.apply(hidden_ND.to(dtype), weight_VD.to(dtype)))  # type: ignore[no-untyped-call]
+        if accumulation_dtype(dtype) == dtype:
+            return F.linear(hidden_ND.to(dtype), weight_VD.to(dtype), None if bias_V is None else bias_V.to(dtype))
+        scores_NV = cast(Tensor, _WideMatmul.apply(hidden_ND, weight_VD, dtype))  # type: ignore[no-untyped-call]
         return scores_NV if bias_V is None else scores_NV + bias_V
 
 
 def no_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
     """Return a context without autocast on the device of a tensor. The meta device has no autocast."""
-    return nullcontext() if tensor.is_meta else torch.autocast(tensor.device.type, enabled=False)
+    if tensor.is_meta or not torch.is_autocast_enabled(tensor.device.type):
+        return nullcontext()  # entering autocast takes several microseconds
+    return torch.autocast(tensor.device.type, enabled=False)
 
 
 def compute_dtype(hidden_ND: Tensor, weight_VD: ClassVectors) -> torch.dtype:
@@ -59,25 +64,35 @@ def compute_dtype(hidden_ND: Tensor, weight_VD: ClassVectors) -> torch.dtype:
 
 
 class _WideMatmul(torch.autograd.Function):
-    """The product h W^T in float32 or wider, even for half-precision matrices, and its gradients."""
+    """The product h W^T of half-precision matrices in float32, and its gradients in the types of h and W."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(hidden_ND: Tensor, weight_VD: Tensor) -> Tensor:
-        return matmul_wide(hidden_ND, weight_VD.T)
+    @without_defaults
+    def forward(hidden_ND: Tensor, weight_VD: Tensor, dtype: torch.dtype) -> Tensor:
+        return matmul_wide(hidden_ND.to(dtype), weight_VD.to(dtype).T)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, torch.dtype], output: Tensor) -> None:
+        hidden_ND, weight_VD, ctx.dtype = inputs
+        ctx.save_for_backward(hidden_ND, weight_VD)
 
     @staticmethod
-    def backward(ctx: Any, grad_NV: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, grad_NV: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         hidden_ND, weight_VD = ctx.saved_tensors
-        grad_NV = grad_NV.to(hidden_ND.dtype)
-        return matmul_wide(grad_NV, weight_VD).to(hidden_ND.dtype), matmul_wide(grad_NV.T, hidden_ND).to(
-            weight_VD.dtype
-        )
+        needs_hidden, needs_weight, _ = ctx.needs_input_grad
+        grad_NV = grad_NV.to(ctx.dtype)
+        grad_hidden_ND = _matmul(grad_NV, weight_VD.to(ctx.dtype), hidden_ND.dtype) if needs_hidden else None
+        grad_weight_VD = _matmul(grad_NV.T, hidden_ND.to(ctx.dtype), weight_VD.dtype) if needs_weight else None
+        return grad_hidden_ND, grad_weight_VD, None
+
+
+def _matmul(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the product a b in this type, rounded once."""
+    if torch.is_grad_enabled():  # a second derivative, which torch's product of half precision in float32 does not have
+        return torch.mm(at_least_float32(a), at_least_float32(b)).to(dtype)
+    return torch.mm(a, b) if a.dtype == dtype else matmul_wide(a, b).to(dtype)
 
 
 def reference_results(
@@ -90,14 +105,13 @@ def reference_results(
     transform: ScoreTransform,
 ) -> tuple[Tensor | None, ...]:
     """Compute the fields of `RowResults` straight from their formulas, in their order."""
-    scores_NV = linear_scores(hidden_ND, weight_VD, None)
+    scores_NV = linear_scores(hidden_ND, weight_VD, None if request.tau is not None else bias_V)
     lse_tau_N = entropy_N = total_N = best_class_N = None
     if request.tau is not None:
         centred_NV = scores_NV - scores_NV.mean(-1, keepdim=True)
         lse_tau_N = torch.logsumexp(centred_NV / request.tau, dim=-1)
-    if bias_V is not None:
-        scores_NV = scores_NV + bias_V
-    transformed_NV = transform_scores(scores_NV, transform)
+        scores_NV = scores_NV if bias_V is None else scores_NV + bias_V
+    transformed_NV = scores_NV if transform.is_identity else transform_scores(scores_NV, transform)
 
     lse_N = torch.logsumexp(transformed_NV, dim=-1)
     if request.expected:
@@ -121,10 +135,9 @@ def transform_scores(scores: Tensor, transform: ScoreTransform) -> Tensor:
 
 def _cross_entropy(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
     """Return the losses of the rows: zero for ignored targets, NaN for targets that are out of range."""
-    num_classes = logits_NV.shape[1]
-    valid_N = targets_N.where(is_class(targets_N, num_classes), IGNORE)
-    nll_N = F.cross_entropy(logits_NV, valid_N, reduction="none", ignore_index=IGNORE)
-    return mask_ignored(nll_N, targets_N, num_classes)
+    class_N = safe_class_ids(targets_N, logits_NV.shape[1])
+    nll_N = F.cross_entropy(logits_NV, class_N, reduction="none")
+    return nll_N.where(class_N == targets_N, torch.where(targets_N == IGNORE, 0.0, torch.nan))
 
 
 def reference_soft_targets(queries_UD: Tensor, keys_VD: Tensor, values_VC: Tensor, tau: float) -> tuple[Tensor, Tensor]:

@@ -29,7 +29,7 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the type in which sums over many classes or rows are computed."""
-    return torch.promote_types(dtype, torch.float32)
+    return dtype if dtype == torch.float64 else torch.float32
 
 
 class LossAndGradient(NamedTuple):
@@ -422,8 +422,8 @@ def is_class(targets_N: Tensor, num_classes: int) -> Tensor:
 
 
 def safe_class_ids(targets_N: Tensor, num_classes: int) -> Tensor:
-    """Return the targets with 0 in place of those that are not classes, so that they can be used as indices."""
-    return targets_N.where(is_class(targets_N, num_classes), 0)
+    """Return the targets, with any class in place of a target that is not a class, to be used as indices."""
+    return targets_N.clamp(0, num_classes - 1)
 
 
 def mask_ignored(nll_N: Tensor, targets_N: Tensor, num_classes: int) -> Tensor:

@@ -39,34 +39,53 @@ def combine_lanes(largest, sums):
 
 
 @triton.jit
-def small_loss_kernel(scores_ptr, targets_ptr, out_ptr, sums_ptr, N, V, stride, out_stride, BLOCK_V: tl.constexpr):
-    """Compute the loss of one row and the gradient of its scores, given all scores in float32.
+def small_loss_kernel(
+    scores_ptr,
+    bias_ptr,
+    targets_ptr,
+    out_ptr,
+    sums_ptr,
+    N,
+    V,
+    stride,
+    BIAS: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):
+    """Compute the loss of one row and the gradient of its scores, given all scores in float32 without the bias.
 
-    `sums` has two rows, (2, N): the losses, and whether the rows count.
+    `sums` has two rows, (2, N): the losses, and whether the rows count. `out` may be the same memory as `scores`.
     """
     n = tl.program_id(0).to(tl.int64)
     scores_ptr += n * stride
+    out_ptr += n * stride
+    # This score is read before the sums, which all threads wait for. Later, another thread may overwrite it.
+    target = tl.load(targets_ptr + n)
+    has_target = (target >= 0) & (target < V)
+    safe_target = tl.where(has_target, target, 0)
+    target_score = tl.load(scores_ptr + safe_target)
+    if BIAS:
+        target_score += tl.load(bias_ptr + safe_target).to(tl.float32)
     lanes = tl.arange(0, BLOCK_V)
     largest = tl.full((BLOCK_V,), MIN_SCORE, dtype=tl.float32)
     sums = tl.zeros((BLOCK_V,), dtype=tl.float32)
     for start in tl.range(0, V, BLOCK_V):
         classes = start + lanes
         scores = tl.load(scores_ptr + classes, mask=classes < V, other=-float("inf"))
+        if BIAS:
+            scores += tl.load(bias_ptr + classes, mask=classes < V, other=0.0).to(tl.float32)
         largest, sums, _, _ = add_exponentials(scores, largest, sums)
     lse, _ = combine_lanes(largest, sums)
-
-    target = tl.load(targets_ptr + n)
-    has_target = (target >= 0) & (target < V)
-    target_score = tl.load(scores_ptr + tl.where(has_target, target, 0))
     loss_without_target = tl.where(target == IGNORE, 0.0, float("nan"))
     tl.store(sums_ptr + n, tl.where(has_target, lse - target_score, loss_without_target))
     tl.store(sums_ptr + N + n, tl.where(has_target, 1.0, 0.0))
     for start in tl.range(0, V, BLOCK_V):
         classes = start + lanes
         scores = tl.load(scores_ptr + classes, mask=classes < V, other=-float("inf"))
+        if BIAS:
+            scores += tl.load(bias_ptr + classes, mask=classes < V, other=0.0).to(tl.float32)
         probs = tl.exp2((scores - lse) * LOG2_E)
         grad = tl.where(has_target, probs - tl.where(classes == target, 1.0, 0.0), 0.0)
-        tl.store(out_ptr + n * out_stride + classes, grad.to(out_ptr.dtype.element_ty), mask=classes < V)
+        tl.store(out_ptr + classes, grad.to(out_ptr.dtype.element_ty), mask=classes < V)
 
 
 @triton.jit

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reefknot.errors import SettingsError
+from reefknot.kernels import small
 from reefknot.kernels.scores import IGNORE
 from reefknot.nn.classifiers.plain import Plain
 from reefknot.nn.classifiers.projected import Projected
@@ -24,6 +25,12 @@ from reefknot.nn.tables import BandedTable, WordTable
 WORDS, CONTEXT_DIM, TAU = 11, 6, 3.0
 TARGETS = torch.tensor([3, 0, IGNORE, 10, 3, IGNORE, 7, 3])
 SCORED = TARGETS != IGNORE
+
+
+@pytest.fixture(autouse=True, params=["in blocks", "stored"])
+def scores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run every test twice. A small problem on a GPU stores its scores; here, so does one on a CPU."""
+    monkeypatch.setattr(small, "_waits_for_python", lambda _: request.param == "stored")
 
 
 def randomise(output: Augmented) -> Augmented:

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from reefknot.kernels.capture import capture, side_stream
+from reefknot.kernels.small import general_kernels
 
 MAX_REPEATS = 30
 MIN_REPEATS = 3
@@ -238,7 +239,7 @@ def _clean_nothing() -> None:
 def time_captured_step(step: Step, seconds: float) -> list[float]:
     """Return the milliseconds of every repeat of a step that is captured as a CUDA graph."""
     device = torch.device("cuda")
-    with side_stream(device):
+    with side_stream(device), general_kernels():
         for _ in range(WARM_UP_RUNS):
             step.zero_grad()
             step.run()

@@ -34,6 +34,7 @@ from torch import Tensor
 
 from reefknot.errors import NonFiniteError, SettingsError
 from reefknot.kernels.capture import RepeatedSteps, send, side_stream
+from reefknot.kernels.small import general_kernels
 from reefknot.lab.config.settings import Count, NonNegative, Positive, Settings
 from reefknot.lab.evaluation.grid import Grid, Point, Progress, grid_search, ignore_progress
 from reefknot.lab.evaluation.perplexity import Score, autocast, build_stream, score
@@ -326,7 +327,7 @@ def _score_while_learning(
             positions_S = position + torch.arange(length, device=device)
             inputs_1S = inputs_1T[:, positions_S]
             targets_1S = targets_1T[:, positions_S]
-            with autocast(device, precision):
+            with autocast(device, precision), general_kernels():  # the same bits whether or not the step is captured
                 logp_1S, next_state = model.target_log_probs(inputs_1S, targets_1S, state)
             gradients = _gradients(-logp_1S.mean(), parameters)
             with torch.no_grad():

@@ -33,7 +33,7 @@ from reefknot.kernels.scores import IGNORE
 from reefknot.nn.bounds import Dim, Probability, check_rates
 from reefknot.nn.classifiers.contract import Classifier
 from reefknot.nn.classifiers.plain import Plain
-from reefknot.nn.outputs.contract import LossPart, OutputEnd, Plan, RowLoss
+from reefknot.nn.outputs.contract import LossPart, OutputEnd, Plan, RowLoss, add_scalars
 from reefknot.nn.outputs.rows import any_leading_shape, any_leading_shape_with_targets, rows_only
 from reefknot.nn.part import FLOPS_PER_WEIGHT, count_by_band, count_matrix_weights
 from reefknot.nn.tables import BandedTable, BandProjections, WordTable, build_projection, check_banded, group_by_band
@@ -202,13 +202,13 @@ class AdaptiveSoftmax(OutputEnd):
         hidden_ND = self._project_and_drop(hidden_ND)
 
         head = self._head_inputs(hidden_ND)
-        band_losses = [summed_loss(head.context, head.weight, head.bias, plan.head, shard=head.shard)]
+        band_losses = [head.summed_loss(plan.head)]
         for band, (rows_R, targets_R) in enumerate(plan.tails, start=1):
             # A tail without rows takes part too, because other processes expect a gradient of its parameters.
             tail = self._tail_inputs(band, hidden_ND.index_select(0, rows_R))
-            band_losses.append(summed_loss(tail.context, tail.weight, tail.bias, targets_R, shard=tail.shard))
+            band_losses.append(tail.summed_loss(targets_R))
 
-        return {"nll": LossPart(torch.stack(band_losses).sum(), plan.count)}
+        return {"nll": LossPart(add_scalars(band_losses), plan.count)}
 
     def penalties(self) -> dict[str, Tensor]:
         """Return the penalties of the bands' classifiers. Penalties of the same name are added."""
@@ -482,6 +482,10 @@ class _SoftmaxInputs(NamedTuple):
     bias: Tensor | None
     shard: ClassShard | None
     """Where the classes lie, if other processes have more of them."""
+
+    def summed_loss(self, targets_N: Tensor) -> Tensor:
+        """Return the sum of the losses of the targets of a plan."""
+        return summed_loss(self.context, self.weight, self.bias, targets_N, shard=self.shard, has_checked_targets=True)
 
 
 def _check_settings(head_projection: str, softmax_dropout: float, tail_dropout: float) -> None:

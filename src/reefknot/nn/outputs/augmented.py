@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from reefknot.errors import SettingsError
 from reefknot.kernels.losses import row_losses
 from reefknot.kernels.scores import IGNORE
+from reefknot.kernels.small import stored_augmented_losses, stores_scores
 from reefknot.kernels.soft_target import SoftTargets, soft_targets
 from reefknot.nn.bounds import NonNegative, Positive, Share
 from reefknot.nn.classifiers.contract import Classifier
@@ -153,10 +154,10 @@ class Augmented(Softmax):
         """
         if not isinstance(plan, DistinctTargets):
             plan = self.prepare(targets_N)
-        nll_N, kl_M = self._compute_nll_and_divergence(hidden_ND, targets_N, plan.to(hidden_ND.device))
+        nll_sum, divergence_sum = self._compute_sums(hidden_ND, targets_N, plan.to(hidden_ND.device))
         return {
-            "nll": LossPart(nll_N.sum(), plan.count, self.nll_weight),
-            "augmented": LossPart(kl_M.sum(), plan.count, self.augmented_weight),
+            "nll": LossPart(nll_sum, plan.count, self.nll_weight),
+            "augmented": LossPart(divergence_sum, plan.count, self.augmented_weight),
         }
 
     def loss_per_row(self, hidden_ND: Tensor, targets_N: Tensor, plan: Plan) -> dict[str, RowLoss]:
@@ -166,6 +167,26 @@ class Augmented(Softmax):
         nll_N, kl_M = self._compute_nll_and_divergence(hidden_ND, targets_N, plan)
         kl_N = torch.zeros_like(nll_N).index_copy(0, plan.rows, kl_M.to(nll_N.dtype))
         return {"nll": RowLoss(nll_N, self.nll_weight), "augmented": RowLoss(kl_N, self.augmented_weight)}
+
+    def _compute_sums(self, hidden_ND: Tensor, targets_N: Tensor, plan: DistinctTargets) -> tuple[Tensor, Tensor]:
+        """Return the sums of the nll and of KL(q || p). Small problems on a GPU store the scores."""
+        is_divided = self.classifier.shard is not None or self.table.shard is not None
+        if is_divided or not stores_scores(hidden_ND, self.vocab_size):
+            nll_N, kl_M = self._compute_nll_and_divergence(hidden_ND, targets_N, plan)
+            return nll_N.sum(), kl_M.sum()
+        if len(plan.rows) < len(hidden_ND):
+            hidden_ND, targets_N = hidden_ND.index_select(0, plan.rows), targets_N.index_select(0, plan.rows)
+        context_ND = self.classifier.context(hidden_ND)
+        queries_ND, keys_VD = self._queries_and_keys(targets_N)
+        classifier = self.classifier
+        return stored_augmented_losses(
+            context_ND, classifier.weight(), classifier.bias, targets_N, queries_ND, keys_VD, self.tau
+        )
+
+    def _queries_and_keys(self, targets_U: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the vectors of some targets and of all words, from which the soft targets are computed."""
+        queries_UD, keys_VD = self.table.vectors(targets_U), self.table.vectors()
+        return (queries_UD.detach(), keys_VD.detach()) if self.detach_target else (queries_UD, keys_VD)
 
     def _compute_nll_and_divergence(
         self, hidden_ND: Tensor, targets_N: Tensor, plan: DistinctTargets
@@ -185,11 +206,7 @@ class Augmented(Softmax):
 
     def _soft_targets(self, plan: DistinctTargets, weight_VD: Tensor) -> SoftTargets:
         """Return m and -H(q) (see `loss`) for each of the M scored rows, computed once per distinct target."""
-        queries_UD = self.table.vectors(plan.targets)
-        keys_VD = self.table.vectors()
-        if self.detach_target:
-            queries_UD = queries_UD.detach()
-            keys_VD = keys_VD.detach()
+        queries_UD, keys_VD = self._queries_and_keys(plan.targets)
         if self.table.shard is None:
             mean_UD, negentropy_U = soft_targets(queries_UD, keys_VD, weight_VD, self.tau)
         else:

@@ -107,7 +107,10 @@ class MixtureOfSoftmaxes(Softmax):
         latents_NKL = self._compute_latents(hidden_ND, plan)
         context_RC = self.classifier.context(latents_NKL.flatten(0, 1))
         log_prior_NK = self._compute_log_prior(hidden_ND)
-        nll_sum = summed_loss(context_RC, self.classifier.weight(), self.classifier.bias, targets_N, log_prior_NK)
+        classifier = self.classifier
+        nll_sum = summed_loss(
+            context_RC, classifier.weight(), classifier.bias, targets_N, log_prior_NK, has_checked_targets=True
+        )
         return {"nll": LossPart(nll_sum, plan.count)}
 
     def loss_per_row(self, hidden_ND: Tensor, targets_N: Tensor, plan: Plan) -> dict[str, RowLoss]:

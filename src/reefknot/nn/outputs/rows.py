@@ -96,11 +96,12 @@ def check_hidden(end: Any, hidden: Any) -> None:
 
 def _check_type(end: Any, hidden: Tensor) -> None:
     """Raise an `ArgumentError` if a matrix of the end maps the hidden states but has another type."""
-    if torch.compiler.is_compiling() or not end.maps_hidden():
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled(hidden.device.type):
         return
-    types = {parameter.dtype for parameter in end.parameters()}
-    if hidden.dtype not in types and not torch.is_autocast_enabled(hidden.device.type):
-        parameter_types = " and ".join(sorted(map(str, types)))
+    if any(parameter.dtype == hidden.dtype for parameter in end.parameters()):
+        return  # usually at the first parameter, so that a call takes little time
+    if end.maps_hidden():
+        parameter_types = " and ".join(sorted({str(parameter.dtype) for parameter in end.parameters()}))
         raise ArgumentError(
             f"{type(end).__name__}: hidden is {tuple(hidden.shape)} and {hidden.dtype}, but the parameters of the end "
             f"are {parameter_types}; convert one of them, or use torch.autocast"

@@ -68,7 +68,7 @@ class Softmax(OutputEnd):
         bias_V = self.classifier.bias
         shard = self.classifier.shard
 
-        nll_sum = summed_loss(context_ND, weight_VD, bias_V, targets_N, shard=shard)
+        nll_sum = summed_loss(context_ND, weight_VD, bias_V, targets_N, shard=shard, has_checked_targets=True)
         loss_parts = {"nll": LossPart(nll_sum, plan.count)}
         if self.smoothing:
             smoothing_sum = smoothing_losses(context_ND, weight_VD, bias_V, targets_N, shard=shard).sum()

@@ -45,6 +45,8 @@ from reefknot.kernels.scores import (
 MAX_STORED_SCORES = 2**25
 """Up to so many scores, torch's operations on stored scores take less time than Python needs to launch the kernels of
 `TritonBackend`."""
+MAX_UNALIGNED_SCORES = 2**22
+"""The same if the rows of the scores do not begin at multiples of 16 bytes. Torch's products are then slow."""
 _STORED_BYTES_PER_SCORE = 32
 """The largest peak that was measured, of the augmented loss with gradients: seven matrices in float32."""
 MAX_SCORES = 2**27
@@ -112,7 +114,8 @@ def _bytes_per_score(dtype: torch.dtype) -> int:
 def stores_scores(hidden_ND: Tensor, num_classes: int, choice: Choice | None = None) -> bool:
     """Return whether the loss of these rows is computed by torch from all scores."""
     num_scores = hidden_ND.shape[0] * num_classes
-    if type(hidden_ND) is not Tensor or not _waits_for_python(hidden_ND) or num_scores > MAX_STORED_SCORES:
+    max_scores = MAX_UNALIGNED_SCORES if num_classes % 8 else MAX_STORED_SCORES
+    if type(hidden_ND) is not Tensor or not _waits_for_python(hidden_ND) or num_scores > max_scores:
         return False
     choice = choice or current_choice()
     return (

@@ -314,7 +314,8 @@ def _restore_threads(run: RunFolder, world: World, display: Display) -> None:
     threads = environment.get("threads")
     same_processes = environment.get("processes", 1) == world.size
     if isinstance(threads, int) and same_processes and threads != torch.get_num_threads():
-        display.print(f"uses {threads} CPU threads, as when the run was started, so that its results stay the same")
+        count = f"{threads} CPU thread{'s' * (threads != 1)}"
+        display.print(f"uses {count}, as when the run was started, so that its results stay the same")
         torch.set_num_threads(threads)
 
 

@@ -85,6 +85,18 @@ def test_busy_seconds_of_all_programs_include_a_loop_in_this_process() -> None:
     assert threads._busy_seconds() - before > 0.4
 
 
+@pytest.mark.parametrize(("niceness", "ticks"), [(0, 100 + 10 + 1 + 2 + 3), (5, 100 + 50 + 10 + 1 + 2 + 3)])
+def test_programs_with_a_low_priority_count_only_for_programs_with_a_low_priority(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, niceness: int, ticks: int
+) -> None:
+    counters = tmp_path / "stat"
+    # user, nice, system, idle, waiting, interrupts, soft interrupts, other machines
+    counters.write_text("cpu 900 900 900 900 0 0 0 0\ncpu0 100 50 10 700 70 1 2 3 0 0\ncpu1 9 9 9 9 9 9 9 9\n")
+    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda pid: {0})
+    monkeypatch.setattr(threads.os, "nice", lambda increment: niceness)
+    assert threads._busy_seconds(counters) == ticks / os.sysconf("SC_CLK_TCK")
+
+
 def test_new_run_leaves_busy_cpus_to_other_programs(
     cli: Cli, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,7 +78,10 @@ def _cpus() -> int:
 
 
 def _busy_seconds(counters: Path = Path("/proc/stat")) -> float | None:
-    """Return the seconds that all programs have used the CPUs of this process, or None if the system does not say."""
+    """Return the seconds that all programs have used the CPUs of this process, or None if the system does not say.
+
+    Programs with a lower priority (`nice`) do not count, because they give way.
+    """
     try:
         rows = [line.split() for line in counters.read_text().splitlines()]
     except OSError:
@@ -91,7 +94,9 @@ def _busy_seconds(counters: Path = Path("/proc/stat")) -> float | None:
         if name in names:
             # The columns: user, nice, system, idle, waiting for disks, interrupts and time that other machines took.
             user, nice, system, _idle, _waiting, *others = map(int, numbers[:8])
-            ticks += user + nice + system + sum(others)
+            ticks += user + system + sum(others)
+            if os.nice(0) > 0:  # this process has a low priority, too
+                ticks += nice
     return ticks / os.sysconf("SC_CLK_TCK")
 
 

@@ -194,6 +194,22 @@ def test_kept_blocks_of_a_row_are_relative_to_different_scores() -> None:
 
 
 @gpu_or_interpreter
+@pytest.mark.parametrize("bias", [60.0, 90.0, 1e4])
+def test_scores_that_are_not_kept_may_be_much_larger(bias: float) -> None:
+    """The first 256 classes, with all targets, are kept. A later class has a probability of almost one."""
+    exact = problem(8, 4, 600).to(torch.float32)
+    assert exact.b is not None
+    bias_V = exact.b.detach().index_fill(0, torch.tensor(500), bias)
+    exact = Problem(exact.h, exact.w, bias_V.requires_grad_(), exact.y % 250).to(torch.float64)
+    loss = dense_losses(exact)[0].sum()
+    p = exact.to(torch.float32, DEVICE)
+    with using("triton", TWO_PASSES):
+        actual = summed(p)
+        assert relative_error(actual, loss) < 2e-6
+        assert largest_error(p.gradients(actual), exact.gradients(loss)) < 4e-6
+
+
+@gpu_or_interpreter
 @budgets
 def test_extreme_scores_do_not_overflow(memory: float) -> None:
     hidden_ND = torch.tensor([[1.0], [-1.0], [1.0], [1.0]], device=DEVICE, requires_grad=True)

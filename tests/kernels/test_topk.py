@@ -11,7 +11,7 @@ import torch
 from reefknot.kernels.choice import using
 from reefknot.kernels.topk import linear_topk
 
-from .dense import MEMORY, problem
+from .dense import MEMORY, largest_error, problem
 
 
 @pytest.mark.parametrize("memory", MEMORY)
@@ -37,6 +37,23 @@ def test_topk_of_a_mixture_equals_a_sort(memory: float) -> None:
         log_probs_NK, ids_NK = linear_topk(p.h, p.w, 9, linear_bias=p.b, log_prior=log_prior_NK)
     assert torch.equal(ids_NK, expected.indices[:, :9])
     torch.testing.assert_close(log_probs_NK, expected.values[:, :9].detach(), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("experts", [1, 3])
+@pytest.mark.parametrize("memory", MEMORY)
+def test_classes_of_probability_zero_do_not_give_nan(memory: float, experts: int) -> None:
+    """Some blocks have no possible class. Only four classes are possible, and five are returned."""
+    p = problem(6, 8, 800)
+    bias_V = torch.full((800,), -torch.inf, dtype=p.h.dtype).index_fill(0, torch.tensor([5, 255, 600, 610]), 0.0)
+    log_prior_NK = torch.randn(6 // experts, experts, dtype=p.h.dtype).log_softmax(-1)
+    log_probs_NKV = torch.nn.functional.linear(p.h, p.w, bias_V).log_softmax(-1).view(-1, experts, 800)
+    possible_NV = (log_prior_NK[..., None] + log_probs_NKV)[..., bias_V == 0].logsumexp(1)
+    with using(memory=memory):
+        best = linear_topk(p.h, p.w, 5, linear_bias=bias_V, log_prior=None if experts == 1 else log_prior_NK)
+    torch.testing.assert_close(best.log_probs[:, :4], possible_NV.sort(descending=True).values)
+    assert (best.log_probs[:, 4] == -torch.inf).all()
+    exact = torch.autograd.grad(possible_NV.square().sum(), [p.h, p.w])
+    assert largest_error(torch.autograd.grad(best.log_probs[:, :4].square().sum(), [p.h, p.w]), exact) < 1e-12
 
 
 def test_zero_rows_give_empty_topk() -> None:

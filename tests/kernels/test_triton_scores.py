@@ -143,6 +143,18 @@ def test_log_probs_and_entropies_match_dense(memory: float, transform: Transform
 
 @gpu_or_interpreter
 @budgets
+def test_entropies_of_large_scores_keep_their_digits(memory: float) -> None:
+    """Every class exists twice, so the probability of every row is divided between two tiles."""
+    half = problem(9, 12, 350, ignored=False).to(torch.float32)
+    exact = Problem(half.h * 1e3, torch.cat([half.w, half.w]), None, half.y).to(torch.float64)
+    p = exact.to(torch.float32, DEVICE)
+    actual = linear_log_probs(p.h, p.w, p.y, impl="triton", memory=memory).entropy
+    expected = dense_log_probs(exact, Transform()).entropy
+    torch.testing.assert_close(actual.cpu().double(), expected, rtol=0, atol=2e-3)
+
+
+@gpu_or_interpreter
+@budgets
 def test_mixture_loss_matches_dense(memory: float) -> None:
     exact = problem(12, 12, 300, ignored=False).to(torch.float32).to(torch.float64)
     targets_N = torch.tensor([5, 0, IGNORE, 299])

@@ -42,6 +42,7 @@ from reefknot.kernels.scores import (
     is_class,
     mask_ignored,
     matmul_wide,
+    multiply_where_positive,
     safe_class_ids,
 )
 
@@ -349,10 +350,11 @@ def combine_summaries(blocks: list[RowSummary]) -> RowSummary:
     lse_tau = combine_normalisers([block.lse_tau for block in blocks])
     expected = total = best_score = best_class = None
     if blocks[0].expected is not None and lse is not None:
-        # A block counts by its share of the probability. It has no share if all its scores are minus infinity.
+        # A block counts by its share of the probability. It has no share if all its scores are minus infinity. The
+        # shares have rounding errors, so they multiply differences from the log-sum-exp, which are small.
         shares = torch.stack([block.lse - lse for block in blocks if block.lse is not None]).exp_()
-        block_means = torch.stack([block.expected for block in blocks if block.expected is not None])
-        expected = (shares * block_means.masked_fill_(shares == 0, 0.0)).sum(0)
+        differences = torch.stack([block.expected - lse for block in blocks if block.expected is not None])
+        expected = lse + multiply_where_positive(shares, differences).sum(0)
     if blocks[0].total is not None:
         total = torch.stack([block.total for block in blocks if block.total is not None]).sum(0)
     if blocks[0].best_score is not None:

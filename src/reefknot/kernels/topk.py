@@ -145,9 +145,9 @@ def _topk_of_rows(
         if not transform.is_identity:
             scores_NV = transform_scores(scores_NV, transform)
         if offset_NK1 is None:
-            normalisers.append(torch.logsumexp(scores_NV, dim=-1))
+            normalisers.append(_log_sum_exp(scores_NV, dim=-1))
         else:
-            scores_NV = torch.logsumexp(scores_NV.view(*offset_NK1.shape[:2], -1) + offset_NK1, dim=1)
+            scores_NV = _log_sum_exp(scores_NV.view(*offset_NK1.shape[:2], -1) + offset_NK1, dim=1)
         values_Nk, ids_Nk = scores_NV.topk(min(k, scores_NV.shape[1]))
         best_values.append(values_Nk)
         best_ids.append(ids_Nk + classes.start)
@@ -156,3 +156,13 @@ def _topk_of_rows(
     if normalisers:
         values_Nk = values_Nk - torch.logsumexp(torch.stack(normalisers), dim=0)[:, None]
     return TopK(values_Nk, torch.cat(best_ids, dim=-1).gather(1, index_Nk))
+
+
+def _log_sum_exp(scores: Tensor, dim: int) -> Tensor:
+    """Return the log-sum-exps of scores.
+
+    The gradient of `torch.logsumexp` is NaN if all scores are minus infinity. Here it is zero.
+    """
+    least = torch.finfo(scores.dtype).min
+    result = torch.logsumexp(scores.clamp(min=least), dim)
+    return result.masked_fill(result == least, -torch.inf)

@@ -507,8 +507,9 @@ def _combine_tiles(by_tile: RowSummary) -> RowSummary:
     lse_tau = None if by_tile.lse_tau is None else torch.logsumexp(by_tile.lse_tau, -1)
     expected = best_score = best_class = None
     if by_tile.expected is not None and by_tile.lse is not None and lse is not None:
-        shares = (by_tile.lse - lse[:, None]).exp_()  # the probability of each tile
-        expected = (shares * by_tile.expected).sum(-1)
+        # As in `combine_summaries`, rounding errors of the tiles' probabilities multiply small differences.
+        shares = (by_tile.lse - lse[:, None]).exp_()
+        expected = lse + (shares * (by_tile.expected - lse[:, None])).sum(-1)
     total = None if by_tile.total is None else by_tile.total.sum(-1)
     if by_tile.best_score is not None and by_tile.best_class is not None:
         best_score, best_tile = by_tile.best_score.max(-1)

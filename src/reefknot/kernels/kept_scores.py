@@ -87,9 +87,7 @@ def choose_kept_layout(
     free_bytes = budget - costs.total_bytes(num_rows, 0, several=False)
     layouts = []
     for max_blocks in range(1, MAX_BLOCKS + 1):
-        classes = num_classes
-        if max_blocks > 1:
-            classes = even_size(num_classes, -(-num_classes // max_blocks), max(costs.size_multiple, MIN_CLASSES))
+        classes = even_size(num_classes, -(-num_classes // max_blocks), max(costs.size_multiple, MIN_CLASSES))
         num_blocks = -(-num_classes // classes)
         bytes_left = free_bytes - classes * (num_rows * costs.bytes_per_score + costs.bytes_per_class)
         if bytes_left < 0 or classes < min(num_classes, costs.min_classes):

@@ -264,15 +264,15 @@ def _choose_layout(inputs: LossInputs, needs_grad: NeedsGrad, group: int) -> tup
     block_size = inputs.block_size(group)
     operations_per_byte = inputs.backend.operations_per_byte(inputs.dtype)
     is_one_block = block_size.rows >= inputs.num_rows and block_size.classes >= inputs.num_classes
-    needs_weight = needs_grad[1]
+    _, needs_weight, _ = needs_grad
     if is_one_block or operations_per_byte is None or not needs_weight:
         return block_size, 0
-    dim, weight = inputs.hidden.shape[1], inputs.weight
-    gradient_dim = weight.trained.stop - weight.trained.start if isinstance(weight, JoinedColumns) else dim
+    weight = inputs.weight
+    gradient_dim = _gradient_dim(weight)
     layout = choose_kept_layout(
         inputs.num_rows,
         inputs.num_classes,
-        dim,
+        inputs.hidden.shape[1],
         inputs.block_costs(),
         inputs.budget,
         inputs.backend.kept_bytes(1, MIN_CLASSES, inputs.dtype) / MIN_CLASSES,
@@ -545,9 +545,13 @@ def allocate_gradient(x: ClassVectors, num_rows: int, block_size: BlockSize) -> 
     """
     dtype = _gradient_dtype(x)
     dtype = dtype if block_size.rows >= num_rows else accumulation_dtype(dtype)
-    shape = (x.shape[0], x.trained.stop - x.trained.start) if isinstance(x, JoinedColumns) else x.shape
     allocate = torch.empty if num_rows else torch.zeros
-    return allocate(shape, dtype=dtype, device=x.device)
+    return allocate(x.shape[0], _gradient_dim(x), dtype=dtype, device=x.device)
+
+
+def _gradient_dim(weight: ClassVectors) -> int:
+    """Return the number of columns that get a gradient."""
+    return weight.trained.stop - weight.trained.start if isinstance(weight, JoinedColumns) else weight.shape[1]
 
 
 def _gradient_dtype(weight: ClassVectors) -> torch.dtype:

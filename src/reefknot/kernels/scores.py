@@ -464,6 +464,11 @@ def matmul_into(out_NV: Tensor, a: Tensor, b: Tensor) -> None:
     add_matmul(out_NV[:, aligned:], a, b[:, aligned:], overwrite=True)
 
 
+def padded_classes(num_classes: int) -> int:
+    """Return the number of entries in a row of a stored block. It aligns the rows for a GPU's matrix units."""
+    return -(-num_classes // 64) * 64
+
+
 def add_matmul(out: Tensor, a: Tensor, b: Tensor, overwrite: bool) -> None:
     """Compute out = a b if `overwrite`, else out += a b, summed in the type of `out`.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from reefknot.errors import ArgumentError
 from reefknot.kernels.choice import using
 from reefknot.kernels.topk import linear_topk
 
@@ -66,3 +67,8 @@ def test_topk_log_probs_are_float32_under_autocast() -> None:
     p = problem(7, 25, 300).to(torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
         assert linear_topk(p.h, p.w, 3, linear_bias=p.b)[0].dtype == torch.float32
+
+
+def test_log_prior_that_is_not_a_tensor_raises_an_error() -> None:
+    with pytest.raises(ArgumentError, match="linear_topk: log_prior is a list"):
+        linear_topk(torch.randn(4, 3), torch.randn(9, 3), 2, log_prior=[0.0])  # type: ignore[arg-type]

@@ -16,7 +16,14 @@ import torch
 from torch import Tensor
 
 from reefknot.errors import ArgumentError
-from reefknot.kernels.arguments import check_classifier, check_devices, check_integer, choose, score_transform
+from reefknot.kernels.arguments import (
+    check_classifier,
+    check_devices,
+    check_float_tensor,
+    check_integer,
+    choose,
+    score_transform,
+)
 from reefknot.kernels.blocks import BlockCosts, BlockSize, choose_block_size
 from reefknot.kernels.choice import Choice, Impl
 from reefknot.kernels.losses import row_results
@@ -69,6 +76,8 @@ def linear_topk(
         memory: Working memory in MiB, as in `linear_cross_entropy`.
     """
     check_classifier(_FUNCTION, input, linear_weight, linear_bias)
+    if log_prior is not None:
+        check_float_tensor(_FUNCTION, "log_prior", log_prior)
     check_devices(_FUNCTION, input, linear_weight, linear_bias, log_prior)
     transform = score_transform(_FUNCTION, logit_scale, softcap, temperature)
     check_integer(_FUNCTION, "k", k)

@@ -328,10 +328,25 @@ def test_masked_rows_may_be_nan() -> None:
         ({"mask": [True] * 12}, "mask is a list"),
         ({"teacher_rows": [0] * 12}, "teacher_rows is a list"),
         ({"teacher_rows": torch.full((12,), 12)}, "from 0 to 11"),
+        ({"teacher_rows": torch.ones(12, dtype=torch.bool)}, r"it must be \(12,\) integers"),
         ({"classes": [1, 2]}, "tensor of integers"),
+        ({"classes": torch.ones(33, dtype=torch.bool)}, "tensor of integers"),
+        ({"student": (torch.randn(12, 4), torch.nn.Linear(4, 33))}, "student's weight is a Linear; .*pass its weight"),
+        ({"student": (torch.randn(12, 4), torch.randn(33, 4).to_sparse())}, "pass a dense tensor"),
+        ({"student": (torch.randn(12, 0), torch.randn(33, 0))}, "at least one class and one dimension"),
         ({"temperature": True}, "must be a Python number"),
     ],
 )
 def test_plain_mistakes_get_one_clear_sentence(settings: dict[str, Any], message: str) -> None:
+    arguments = {"student": make_side(12, 4, 33), "teacher": make_side(12, 3, 33)}
     with pytest.raises(ArgumentError, match=message):
-        linear_divergence(make_side(12, 4, 33), make_side(12, 3, 33), **settings)
+        linear_divergence(**(arguments | settings))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+def test_ids_may_have_any_integer_type(dtype: torch.dtype) -> None:
+    student, teacher = make_side(12, 4, 33), make_side(12, 3, 33)
+    ids = {"classes": torch.tensor([3, 0, 32]), "teacher_rows": torch.arange(12) // 2}
+    expected = linear_divergence(student, teacher, **ids)
+    actual = linear_divergence(student, teacher, **{name: tensor.to(dtype) for name, tensor in ids.items()})
+    assert torch.equal(actual, expected)

@@ -6,10 +6,11 @@ Shapes: N rows, D dimensions, V classes, K experts of a mixture.
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -18,7 +19,8 @@ from reefknot.kernels.choice import using
 from reefknot.kernels.kept_scores import choose_kept_layout
 from reefknot.kernels.linear_cross_entropy import linear_cross_entropy
 from reefknot.kernels.losses import summed_loss
-from reefknot.kernels.scores import TorchBackend
+from reefknot.kernels.passes import allocate_gradient
+from reefknot.kernels.scores import KeptBlock, ScoreTransform, TorchBackend
 
 from .dense import IGNORE, Problem, dense_losses, largest_error, problem, relative_error
 from .scored import TRANSFORMS, dense_cross_entropy
@@ -101,6 +103,46 @@ def test_speed_of_products_decides_between_blocks_of_rows_and_of_classes(backend
             actual = summed_loss(p.h, p.w, p.b, p.y)
         assert (backend.recomputed > 0) == is_recomputed
         assert largest_error(p.gradients(actual), gradients) < 1e-14
+
+
+class InPlaceBackend(CountingBackend):
+    """Writes the gradient of the scores over the scores where that is allowed, as the backend for GPUs does."""
+
+    def kept_gradient(
+        self, block: KeptBlock, reference_N: Tensor, transform: ScoreTransform, dtype: torch.dtype, in_place: bool
+    ) -> Tensor:
+        grad_NV = super().kept_gradient(block, reference_N, transform, dtype, in_place)
+        return block.scores.copy_(grad_NV) if in_place else grad_NV
+
+
+def allocate_poisoned(*arguments: Any) -> Tensor:
+    return allocate_gradient(*arguments).fill_(torch.nan)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(1, 150),
+    dim=st.integers(1, 40),
+    classes=st.integers(250, 3000),
+    memory=st.sampled_from([SMALL, 0.5, 2.0, 4.0]),
+    speed=st.sampled_from([None, 0.1, 1e9]),
+)
+def test_no_score_is_read_after_the_gradient_has_overwritten_it(
+    rows: int, dim: int, classes: int, memory: float, speed: float | None
+) -> None:
+    p = problem(rows, dim, classes)
+    exact = dense_losses(p)[0].sum()
+    backend = InPlaceBackend()
+    backend.speed_of_products = speed
+    with (
+        mock.patch("reefknot.kernels.losses.get_backend", return_value=backend),
+        mock.patch("reefknot.kernels.passes.allocate_gradient", allocate_poisoned),
+        using(memory=memory),
+    ):
+        actual = summed_loss(p.h, p.w, p.b, p.y)
+        gradients = p.gradients(actual)
+    assert relative_error(actual, exact) < 1e-13
+    assert largest_error(gradients, p.gradients(exact)) < 1e-13
 
 
 @given(

@@ -5,6 +5,7 @@ Shapes: N rows, D dimensions, V classes.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -67,11 +68,23 @@ def test_classes_of_probability_zero_do_not_give_nan() -> None:
     bias_V = torch.zeros(300, dtype=torch.float64)
     bias_V[3:290] = -torch.inf
     targets_N = torch.tensor([0, 1, 2, 290, 291, 299, 1])
-    for memory in MEMORY:
-        results = linear_log_probs(p.h, p.w, targets_N, linear_bias=bias_V, memory=memory)
-        total = results.log_probs.sum() + results.entropy.sum()
+    for impl, memory in itertools.product(("chunked", "reference"), MEMORY):
+        results = linear_log_probs(p.h, p.w, targets_N, linear_bias=bias_V, impl=impl, memory=memory)
+        total = 3 * (results.log_probs.sum() + results.entropy.sum())
         gradients = torch.autograd.grad(total, [p.h, p.w])
         assert all(tensor.isfinite().all() for tensor in (*results, *gradients))
+
+
+@pytest.mark.parametrize("memory", MEMORY)
+def test_entropies_of_large_scores_keep_their_digits(memory: float) -> None:
+    p = problem(70, 12, 2000, ignored=False).to(torch.float32)
+    with torch.no_grad():
+        p.h.mul_(1e3)
+    exact = p.to(torch.float64)
+    expected = dense_log_probs(exact, Transform()).entropy
+    actual = linear_log_probs(p.h, p.w, p.y, linear_bias=p.b, memory=memory).entropy
+    torch.testing.assert_close(actual.double(), expected, rtol=0, atol=2e-3)
+    assert largest_error(p.gradients(actual.sum()), exact.gradients(expected.sum())) < 2e-2
 
 
 def test_half_precision_scores_are_computed_in_float32() -> None:

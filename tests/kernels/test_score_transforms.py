@@ -248,6 +248,11 @@ H, W, Y = torch.randn(6, 4), torch.randn(9, 4), torch.tensor([0, 1, 2, 8, IGNORE
         ({"input": torch.nested.nested_tensor([H, H]), "linear_weight": W, "target": Y}, "nested tensor"),
         ({"input": H, "linear_weight": torch.nn.Linear(4, 9), "target": Y}, "pass its weight, not the layer"),
         ({"input": H, "linear_weight": W, "target": torch.rand(6, 8)}, r"class probabilities must be \(6, 9\)"),
+        (
+            {"input": H, "linear_weight": W, "target": torch.rand(6, 9), "linear_bias": torch.rand(8)},
+            r"linear_bias is \(8,\)",
+        ),
+        ({"input": H, "linear_weight": W, "target": torch.rand(6, 9), "weight": torch.rand(8)}, r"weight is \(8,\)"),
         ({"input": H.view(2, 3, 4), "linear_weight": W, "target": torch.rand(2, 3, 9)}, r"must be \(N, dim\)"),
         ({"input": H, "linear_weight": Y, "target": W}, "linear_weight is torch.int64"),
         ({"input": H, "linear_weight": W, "target": torch.rand(6, 9), "ignore_index": 3}, "class ids only"),

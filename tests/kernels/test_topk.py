@@ -8,10 +8,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from reefknot.errors import ArgumentError
 from reefknot.kernels.choice import using
 from reefknot.kernels.topk import linear_topk
 
-from .dense import MEMORY, problem
+from .dense import MEMORY, largest_error, problem
 
 
 @pytest.mark.parametrize("memory", MEMORY)
@@ -39,6 +40,23 @@ def test_topk_of_a_mixture_equals_a_sort(memory: float) -> None:
     torch.testing.assert_close(log_probs_NK, expected.values[:, :9].detach(), rtol=1e-12, atol=0)
 
 
+@pytest.mark.parametrize("experts", [1, 3])
+@pytest.mark.parametrize("memory", MEMORY)
+def test_classes_of_probability_zero_do_not_give_nan(memory: float, experts: int) -> None:
+    """Some blocks have no possible class. Only four classes are possible, and five are returned."""
+    p = problem(6, 8, 800)
+    bias_V = torch.full((800,), -torch.inf, dtype=p.h.dtype).index_fill(0, torch.tensor([5, 255, 600, 610]), 0.0)
+    log_prior_NK = torch.randn(6 // experts, experts, dtype=p.h.dtype).log_softmax(-1)
+    log_probs_NKV = torch.nn.functional.linear(p.h, p.w, bias_V).log_softmax(-1).view(-1, experts, 800)
+    possible_NV = (log_prior_NK[..., None] + log_probs_NKV)[..., bias_V == 0].logsumexp(1)
+    with using(memory=memory):
+        best = linear_topk(p.h, p.w, 5, linear_bias=bias_V, log_prior=None if experts == 1 else log_prior_NK)
+    torch.testing.assert_close(best.log_probs[:, :4], possible_NV.sort(descending=True).values)
+    assert (best.log_probs[:, 4] == -torch.inf).all()
+    exact = torch.autograd.grad(possible_NV.square().sum(), [p.h, p.w])
+    assert largest_error(torch.autograd.grad(best.log_probs[:, :4].square().sum(), [p.h, p.w]), exact) < 1e-12
+
+
 def test_zero_rows_give_empty_topk() -> None:
     log_probs_NK, ids_NK = linear_topk(torch.zeros(0, 4), torch.randn(9, 4), 5)
     assert log_probs_NK.shape == ids_NK.shape == (0, 5)
@@ -49,3 +67,8 @@ def test_topk_log_probs_are_float32_under_autocast() -> None:
     p = problem(7, 25, 300).to(torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
         assert linear_topk(p.h, p.w, 3, linear_bias=p.b)[0].dtype == torch.float32
+
+
+def test_log_prior_that_is_not_a_tensor_raises_an_error() -> None:
+    with pytest.raises(ArgumentError, match="linear_topk: log_prior is a list"):
+        linear_topk(torch.randn(4, 3), torch.randn(9, 3), 2, log_prior=[0.0])  # type: ignore[arg-type]

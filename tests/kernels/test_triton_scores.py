@@ -143,6 +143,18 @@ def test_log_probs_and_entropies_match_dense(memory: float, transform: Transform
 
 @gpu_or_interpreter
 @budgets
+def test_entropies_of_large_scores_keep_their_digits(memory: float) -> None:
+    """Every class exists twice, so the probability of every row is divided between two tiles."""
+    half = problem(9, 12, 350, ignored=False).to(torch.float32)
+    exact = Problem(half.h * 1e3, torch.cat([half.w, half.w]), None, half.y).to(torch.float64)
+    p = exact.to(torch.float32, DEVICE)
+    actual = linear_log_probs(p.h, p.w, p.y, impl="triton", memory=memory).entropy
+    expected = dense_log_probs(exact, Transform()).entropy
+    torch.testing.assert_close(actual.cpu().double(), expected, rtol=0, atol=2e-3)
+
+
+@gpu_or_interpreter
+@budgets
 def test_mixture_loss_matches_dense(memory: float) -> None:
     exact = problem(12, 12, 300, ignored=False).to(torch.float32).to(torch.float64)
     targets_N = torch.tensor([5, 0, IGNORE, 299])
@@ -191,6 +203,22 @@ def test_kept_blocks_of_a_row_are_relative_to_different_scores() -> None:
         actual = summed(p)
         assert relative_error(actual, losses_N.sum()) < 2e-6
         assert largest_error(p.gradients(actual), exact.gradients(losses_N.sum())) < 1e-5
+
+
+@gpu_or_interpreter
+@pytest.mark.parametrize("bias", [60.0, 90.0, 1e4])
+def test_scores_that_are_not_kept_may_be_much_larger(bias: float) -> None:
+    """The first 256 classes, with all targets, are kept. A later class has a probability of almost one."""
+    exact = problem(8, 4, 600).to(torch.float32)
+    assert exact.b is not None
+    bias_V = exact.b.detach().index_fill(0, torch.tensor(500), bias)
+    exact = Problem(exact.h, exact.w, bias_V.requires_grad_(), exact.y % 250).to(torch.float64)
+    loss = dense_losses(exact)[0].sum()
+    p = exact.to(torch.float32, DEVICE)
+    with using("triton", TWO_PASSES):
+        actual = summed(p)
+        assert relative_error(actual, loss) < 2e-6
+        assert largest_error(p.gradients(actual), exact.gradients(loss)) < 4e-6
 
 
 @gpu_or_interpreter

@@ -27,11 +27,7 @@ def check_classifier(function: str, hidden: Any, weight: Any, bias: Any) -> None
     for name, argument in (("input", hidden), *matrices, ("linear_bias", bias)):
         if name == "linear_bias" and argument is None:
             continue
-        check_is_tensor(function, name, argument)
-        if argument.dtype not in _FLOATS:
-            raise ArgumentError(
-                f"{function}: {name} is {argument.dtype}; it must be float16, bfloat16, float32 or float64"
-            )
+        check_float_tensor(function, name, argument)
     if len(weight.shape) != 2 or not hidden.dim() or weight.shape[-1] != hidden.shape[-1]:
         raise ArgumentError(
             f"{function}: input is {tuple(hidden.shape)} and linear_weight is {tuple(weight.shape)}; they must be "
@@ -48,10 +44,17 @@ def check_classifier(function: str, hidden: Any, weight: Any, bias: Any) -> None
         )
 
 
+def check_float_tensor(function: str, name: str, argument: Any) -> None:
+    """Raise an error unless the argument is a dense tensor of a type that the kernels compute with."""
+    check_is_tensor(function, name, argument)
+    if argument.dtype not in _FLOATS:
+        raise ArgumentError(f"{function}: {name} is {argument.dtype}; it must be float16, bfloat16, float32 or float64")
+
+
 def check_is_tensor(function: str, name: str, argument: Any) -> None:
     """Raise an error unless the argument is a dense tensor."""
     if not isinstance(argument, Tensor):
-        attribute = {"linear_weight": "weight", "linear_bias": "bias"}.get(name, name)
+        attribute = name.split()[-1].removeprefix("linear_")
         hint = f"; pass its {attribute}, not the layer" if isinstance(argument, torch.nn.Module) else ""
         raise ArgumentError(f"{function}: {name} is a {type(argument).__name__}; it must be a tensor{hint}")
     if argument.layout != torch.strided:
@@ -64,13 +67,18 @@ def check_is_tensor(function: str, name: str, argument: Any) -> None:
 def check_target_type(function: str, hidden: Tensor, target: Any) -> None:
     """Raise an error unless the target has one integer per hidden state."""
     check_is_tensor(function, "target", target)
-    if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
+    if not has_integers(target):
         raise ArgumentError(f"{function}: target is {target.dtype}; class ids must be integers")
     if target.shape != hidden.shape[:-1]:
         raise ArgumentError(
             f"{function}: target is {tuple(target.shape)} but input is {tuple(hidden.shape)}; pass one id per row, "
             f"{tuple(hidden.shape[:-1])}"
         )
+
+
+def has_integers(tensor: Tensor) -> bool:
+    """Return whether the elements of a tensor are integers."""
+    return not tensor.is_floating_point() and not tensor.is_complex() and tensor.dtype != torch.bool
 
 
 def check_devices(function: str, *tensors: Tensor | None) -> None:

@@ -129,12 +129,14 @@ def even_size(total: int, limit: int, multiple: int, group: int = 1) -> int:
     For example, 100 rows with a limit of 99 are cut into two blocks of 50 to 56 rows, not into 99 rows and 1 row.
     """
     limit = max(limit // group * group, group)
+    if limit >= total:
+        return total
     num_blocks = -(-total // limit)
     size = _round_up(-(-total // num_blocks), group)
     rounded = _round_up(_round_up(size, multiple), group)
     if rounded > limit:
         rounded = limit // multiple * multiple // group * group or size
-    return min(rounded, total)
+    return rounded
 
 
 def _round_up(size: int, multiple: int) -> int:

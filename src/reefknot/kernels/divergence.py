@@ -24,10 +24,12 @@ from torch import Tensor
 from reefknot.errors import ArgumentError
 from reefknot.kernels.arguments import (
     check_devices,
+    check_float_tensor,
     check_is_number,
     check_is_tensor,
     check_number,
     choose,
+    has_integers,
     is_capturing,
     needs_operators,
 )
@@ -103,12 +105,12 @@ def linear_divergence(
     _check_rows(left, right, mask, teacher_rows)
     if classes is not None:
         _check_classes(classes, left.weight.shape[0])
-        left, right = _restrict(left, classes), _restrict(right, classes)
+        left, right = _restrict(left, classes.long()), _restrict(right, classes.long())
     if not teacher_grad:
         right = Head(*(None if tensor is None else tensor.detach() for tensor in right))  # type: ignore[arg-type]
     left, right = _flatten(left), _flatten(right)
     if teacher_rows is not None:
-        right = _repeat_rows(right, teacher_rows.reshape(-1))
+        right = _repeat_rows(right, teacher_rows.reshape(-1).long())
     mask_N = None if mask is None else mask.reshape(-1)
     choice = choose(impl, memory)
     options = Options(kind, float(beta), float(temperature))
@@ -139,15 +141,17 @@ def _check_head(tensors: Sequence[Tensor | None], name: str) -> Head:
     for part, tensor in zip(("hidden", "weight", "bias"), tensors, strict=False):
         if tensor is None and part == "bias":
             continue
-        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-            description = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise ArgumentError(f"{_NAME}: the {name}'s {part} is {description}; it must be a floating-point tensor")
+        check_float_tensor(_NAME, f"the {name}'s {part}", tensor)
     classifier = Head(*tensors)  # type: ignore[arg-type]
     hidden, weight, bias = classifier
     if weight.dim() != 2 or not hidden.dim() or weight.shape[1] != hidden.shape[-1]:
         raise ArgumentError(
             f"{_NAME}: the {name}'s hidden is {tuple(hidden.shape)} and its weight is {tuple(weight.shape)}; they must "
             "be (..., dim) and (classes, dim), with the same dim"
+        )
+    if not weight.shape[0] or not weight.shape[1]:
+        raise ArgumentError(
+            f"{_NAME}: the {name}'s weight is {tuple(weight.shape)}; it needs at least one class and one dimension"
         )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ArgumentError(
@@ -174,7 +178,7 @@ def _check_rows(student: Head, teacher: Head, mask: Tensor | None, teacher_rows:
                 f"{_NAME}: the student has rows {tuple(shape)} and the teacher {tuple(teacher.hidden.shape[:-1])}; "
                 "pass teacher_rows if rows share a teacher row"
             )
-    elif teacher_rows.shape != shape or teacher_rows.is_floating_point() or teacher.hidden.dim() != 2:
+    elif teacher_rows.shape != shape or not has_integers(teacher_rows) or teacher.hidden.dim() != 2:
         raise ArgumentError(
             f"{_NAME}: teacher_rows is {tuple(teacher_rows.shape)} {teacher_rows.dtype}; with the student's rows "
             f"{tuple(shape)} it must be {tuple(shape)} integers, and the teacher's hidden must be a matrix"
@@ -202,7 +206,7 @@ def _check_settings(kind: str, beta: float, temperature: float, reduction: str) 
 
 
 def _check_classes(classes: Tensor, num_classes: int) -> None:
-    if not isinstance(classes, Tensor) or classes.dim() != 1 or classes.is_floating_point() or not len(classes):
+    if not isinstance(classes, Tensor) or classes.dim() != 1 or not has_integers(classes) or not len(classes):
         raise ArgumentError(f"{_NAME}: classes must be a tensor of integers, with shape (C,) and at least one class id")
     can_read = not (needs_operators(classes) or is_capturing(classes))
     if can_read and bool(((classes < 0) | (classes >= num_classes)).any()):

@@ -42,8 +42,9 @@ MAX_BLOCKS = 128
 """The largest number of blocks that `choose_kept_layout` considers."""
 SUM_BYTES = 4
 """Bytes of a number in a sum."""
-MAX_EXPONENT = 85.0
-"""exp() overflows float32 above 88."""
+MAX_DIFFERENCE = 69.0
+"""How far a log-sum-exp may lie above the score that gradients are relative to. Factors up to exp(69) < 2^100 and their
+inverses fit float32 and bfloat16, and so do their products with hidden states."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,7 @@ def choose_kept_layout(
     free_bytes = budget - costs.total_bytes(num_rows, 0, several=False)
     layouts = []
     for max_blocks in range(1, MAX_BLOCKS + 1):
-        classes = num_classes
-        if max_blocks > 1:
-            classes = even_size(num_classes, -(-num_classes // max_blocks), max(costs.size_multiple, MIN_CLASSES))
+        classes = even_size(num_classes, -(-num_classes // max_blocks), max(costs.size_multiple, MIN_CLASSES))
         num_blocks = -(-num_classes // classes)
         bytes_left = free_bytes - classes * (num_rows * costs.bytes_per_score + costs.bytes_per_class)
         if bytes_left < 0 or classes < min(num_classes, costs.min_classes):
@@ -179,8 +178,7 @@ class KeptScores:
         """
         reference_N, backend = self._reference(lse_N), self.inputs.backend
         # The gradient at the target is p_y - 1.
-        target_entry_N = torch.expm1(self.target_score_N - reference_N)
-        target_entry_N -= torch.expm1((lse_N - reference_N).clamp(max=MAX_EXPONENT))
+        target_entry_N = torch.expm1(self.target_score_N - reference_N) - torch.expm1(lse_N - reference_N)
         self.inputs.transform.multiply_by_slope_in_place(target_entry_N, self.target_score_N)
         for index, (classes, block) in enumerate(self._blocks):
             in_place = not self._memory.overlaps_gradient(index)
@@ -194,7 +192,8 @@ class KeptScores:
     def _reference(self, lse_N: Tensor) -> Tensor:
         """Return the score of each row to which the gradients are relative, (N,)."""
         references = [block.reference for _, block in self._blocks if block.reference is not None]
-        return torch.stack(references).amax(0) if references else lse_N
+        # The blocks that are not kept may have much larger scores.
+        return torch.stack([*references, lse_N - MAX_DIFFERENCE]).amax(0) if references else lse_N
 
 
 def _replace_entries(matrix_NV: Tensor, columns_N: Tensor, values_N: Tensor) -> None:

@@ -332,6 +332,12 @@ def _plain_formula(
             f"{_FUNCTION}: target is {tuple(target.shape)} {target.dtype}; {kind} must be {target_shape}, and class "
             "ids must be integers"
         )
+    if bias is not None and bias.shape != weight.shape[:-1]:
+        raise ArgumentError(
+            f"{_FUNCTION}: linear_bias is {tuple(bias.shape)}; with a linear_weight of {tuple(weight.shape)} it must "
+            f"be {tuple(weight.shape[:-1])}"
+        )
+    check_class_weight(class_weight, weight.shape[0])
     ignored = IGNORE if ignore_index is None else int(ignore_index)
     if not target.is_floating_point():
         targets_N = replace_ignore_index(target.reshape(-1).long(), ignored, weight.shape[0])

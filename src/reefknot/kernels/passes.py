@@ -42,6 +42,7 @@ from reefknot.kernels.scores import (
     is_class,
     mask_ignored,
     matmul_wide,
+    multiply_where_positive,
     safe_class_ids,
 )
 
@@ -263,15 +264,15 @@ def _choose_layout(inputs: LossInputs, needs_grad: NeedsGrad, group: int) -> tup
     block_size = inputs.block_size(group)
     operations_per_byte = inputs.backend.operations_per_byte(inputs.dtype)
     is_one_block = block_size.rows >= inputs.num_rows and block_size.classes >= inputs.num_classes
-    needs_weight = needs_grad[1]
+    _, needs_weight, _ = needs_grad
     if is_one_block or operations_per_byte is None or not needs_weight:
         return block_size, 0
-    dim, weight = inputs.hidden.shape[1], inputs.weight
-    gradient_dim = weight.trained.stop - weight.trained.start if isinstance(weight, JoinedColumns) else dim
+    weight = inputs.weight
+    gradient_dim = _gradient_dim(weight)
     layout = choose_kept_layout(
         inputs.num_rows,
         inputs.num_classes,
-        dim,
+        inputs.hidden.shape[1],
         inputs.block_costs(),
         inputs.budget,
         inputs.backend.kept_bytes(1, MIN_CLASSES, inputs.dtype) / MIN_CLASSES,
@@ -349,10 +350,11 @@ def combine_summaries(blocks: list[RowSummary]) -> RowSummary:
     lse_tau = combine_normalisers([block.lse_tau for block in blocks])
     expected = total = best_score = best_class = None
     if blocks[0].expected is not None and lse is not None:
-        # A block counts by its share of the probability. It has no share if all its scores are minus infinity.
+        # A block counts by its share of the probability. It has no share if all its scores are minus infinity. The
+        # shares have rounding errors, so they multiply differences from the log-sum-exp, which are small.
         shares = torch.stack([block.lse - lse for block in blocks if block.lse is not None]).exp_()
-        block_means = torch.stack([block.expected for block in blocks if block.expected is not None])
-        expected = (shares * block_means.masked_fill_(shares == 0, 0.0)).sum(0)
+        differences = torch.stack([block.expected - lse for block in blocks if block.expected is not None])
+        expected = lse + multiply_where_positive(shares, differences).sum(0)
     if blocks[0].total is not None:
         total = torch.stack([block.total for block in blocks if block.total is not None]).sum(0)
     if blocks[0].best_score is not None:
@@ -543,9 +545,13 @@ def allocate_gradient(x: ClassVectors, num_rows: int, block_size: BlockSize) -> 
     """
     dtype = _gradient_dtype(x)
     dtype = dtype if block_size.rows >= num_rows else accumulation_dtype(dtype)
-    shape = (x.shape[0], x.trained.stop - x.trained.start) if isinstance(x, JoinedColumns) else x.shape
     allocate = torch.empty if num_rows else torch.zeros
-    return allocate(shape, dtype=dtype, device=x.device)
+    return allocate(x.shape[0], _gradient_dim(x), dtype=dtype, device=x.device)
+
+
+def _gradient_dim(weight: ClassVectors) -> int:
+    """Return the number of columns that get a gradient."""
+    return weight.trained.stop - weight.trained.start if isinstance(weight, JoinedColumns) else weight.shape[1]
 
 
 def _gradient_dtype(weight: ClassVectors) -> torch.dtype:

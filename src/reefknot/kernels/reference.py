@@ -116,7 +116,8 @@ def reference_results(
     lse_N = torch.logsumexp(transformed_NV, dim=-1)
     if request.expected:
         log_probs_NV = transformed_NV - lse_N[:, None]
-        entropy_N = -(log_probs_NV.exp() * log_probs_NV.clamp(min=torch.finfo(lse_N.dtype).min)).sum(-1)
+        probs_NV = log_probs_NV.exp()
+        entropy_N = -(probs_NV * log_probs_NV.where(probs_NV > 0, 0.0)).sum(-1)
     if request.total:
         weighted_NV = transformed_NV if class_weight_V is None else transformed_NV * class_weight_V
         total_N = weighted_NV.sum(-1)

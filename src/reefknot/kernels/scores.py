@@ -315,7 +315,7 @@ class TorchBackend:
             total_N = transformed_NV.sum(-1) if class_weight_V is None else transformed_NV @ class_weight_V
         if request.expected:
             probs_NV = torch.softmax(transformed_NV, dim=-1)
-            expected_N = _multiply_where_positive(probs_NV, transformed_NV).sum(-1)
+            expected_N = multiply_where_positive(probs_NV, transformed_NV).sum(-1)
         return RowSummary(lse_N, lse_tau_N, expected_N, total_N, best_score_N, best_class_N)
 
     def score_gradient(
@@ -361,7 +361,7 @@ class TorchBackend:
         if terms.entropy_weight is not None and terms.expected is not None:
             excess_NV = transformed_NV - terms.expected[:, None]
             factor_NV = excess_NV.mul_(-terms.entropy_weight[:, None]).add_(terms.plain_weight[:, None])
-            grad_NV = _multiply_where_positive(probs_NV, factor_NV)
+            grad_NV = multiply_where_positive(probs_NV, factor_NV)
         else:
             grad_NV = probs_NV.mul_(terms.plain_weight[:, None])
         num_classes = transformed_NV.shape[1]
@@ -411,9 +411,9 @@ class TorchBackend:
         return scores_NV if bias_V is None else scores_NV.add_(bias_V)
 
 
-def _multiply_where_positive(probs_NV: Tensor, factor_NV: Tensor) -> Tensor:
-    """Return probs * factor, and zero where a probability is zero, whose factor may be infinite. Overwrites `probs`."""
-    return probs_NV.mul_(factor_NV.masked_fill_(probs_NV == 0, 0.0))
+def multiply_where_positive(probs: Tensor, factor: Tensor) -> Tensor:
+    """Return probs * factor, and zero where a probability is zero, whose factor may be infinite. Overwrites both."""
+    return probs.mul_(factor.masked_fill_(probs == 0, 0.0))
 
 
 def is_class(targets_N: Tensor, num_classes: int) -> Tensor:
@@ -462,6 +462,11 @@ def matmul_into(out_NV: Tensor, a: Tensor, b: Tensor) -> None:
         return
     add_matmul(out_NV[:, :aligned], a, b[:, :aligned], overwrite=True)
     add_matmul(out_NV[:, aligned:], a, b[:, aligned:], overwrite=True)
+
+
+def padded_classes(num_classes: int) -> int:
+    """Return the number of entries in a row of a stored block. It aligns the rows for a GPU's matrix units."""
+    return -(-num_classes // 64) * 64
 
 
 def add_matmul(out: Tensor, a: Tensor, b: Tensor, overwrite: bool) -> None:

@@ -40,6 +40,7 @@ from reefknot.kernels.scores import (
     add_row_gradient,
     get_backend,
     matmul_into,
+    padded_classes,
 )
 
 MAX_STORED_SCORES = 2**25
@@ -77,11 +78,11 @@ def is_small_problem(hidden: Any, weight: Any, target: Any, bias: Any = None, ch
     """
     if type(hidden) is not Tensor or not _waits_for_python(hidden):
         return False
-    if not isinstance(weight, Tensor) or type(target) is not Tensor or not hidden.dim():
+    if type(weight) not in (Tensor, torch.nn.Parameter) or type(target) is not Tensor:
         return False
-    if weight.dim() != 2 or not target.numel() or target.numel() * weight.shape[0] > MAX_SCORES:
+    if not hidden.dim() or weight.dim() != 2 or not 0 < target.numel() * weight.shape[0] <= MAX_SCORES:
         return False
-    has_shapes = weight.shape[1] == hidden.shape[-1] and target.shape == hidden.shape[:-1] and weight.shape[0] > 0
+    has_shapes = weight.shape[1] == hidden.shape[-1] and target.shape == hidden.shape[:-1]
     is_aligned = weight.shape[1] % 8 == 0 and weight.is_contiguous()
     has_types = target.dtype == torch.int64 and weight.dtype in (torch.bfloat16, torch.float32)
     if not (has_shapes and is_aligned and has_types and weight.device == hidden.device == target.device):
@@ -94,9 +95,8 @@ def is_small_problem(hidden: Any, weight: Any, target: Any, bias: Any = None, ch
         choice.impl == "auto"
         and torch.is_grad_enabled()
         and (hidden.requires_grad or weight.requires_grad)
-        and type(weight) in (Tensor, torch.nn.Parameter)
         and (dtype == torch.bfloat16 or (dtype == torch.float32 and not torch.is_autocast_enabled("cuda")))
-        and target.numel() * weight.shape[0] * _bytes_per_score(dtype) <= choice.budget(hidden.device)
+        and target.numel() * padded_classes(weight.shape[0]) * _bytes_per_score(dtype) <= choice.budget(hidden.device)
         and resolve_impl(choice, hidden.device, dtype) == "triton"
     )
 
@@ -286,11 +286,11 @@ def _compute(
     hidden_ND, weight_VD = hidden_ND.detach(), weight_VD.detach()  # a second backward pass may record operations
     num_rows, num_classes = hidden_ND.shape[0], weight_VD.shape[0]
     rounded_hidden_ND, rounded_weight_VD = hidden_ND.to(dtype), weight_VD.to(dtype)
-    padded_classes = -(-num_classes // 64) * 64  # aligns the rows for the matrix units
-    scores_NV = hidden_ND.new_empty(num_rows, padded_classes, dtype=torch.float32)[:, :num_classes]
+    stride = padded_classes(num_classes)
+    scores_NV = hidden_ND.new_empty(num_rows, stride, dtype=torch.float32)[:, :num_classes]
     grad_NV = scores_NV  # in float32, the gradients overwrite the scores
     if dtype != torch.float32:
-        grad_NV = hidden_ND.new_empty(num_rows, padded_classes, dtype=dtype)[:, :num_classes]
+        grad_NV = hidden_ND.new_empty(num_rows, stride, dtype=dtype)[:, :num_classes]
     sums_2N = scores_NV.new_empty(2, num_rows)
     matmul_into(scores_NV, rounded_hidden_ND, rounded_weight_VD.T)
     small_loss_kernel[(num_rows,)](
@@ -301,7 +301,7 @@ def _compute(
         sums_2N,
         num_rows,
         num_classes,
-        padded_classes,
+        stride,
         BIAS=bias_V is not None,
         BLOCK_V=1024,
         num_warps=4,

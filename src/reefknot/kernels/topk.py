@@ -16,7 +16,14 @@ import torch
 from torch import Tensor
 
 from reefknot.errors import ArgumentError
-from reefknot.kernels.arguments import check_classifier, check_devices, check_integer, choose, score_transform
+from reefknot.kernels.arguments import (
+    check_classifier,
+    check_devices,
+    check_float_tensor,
+    check_integer,
+    choose,
+    score_transform,
+)
 from reefknot.kernels.blocks import BlockCosts, BlockSize, choose_block_size
 from reefknot.kernels.choice import Choice, Impl
 from reefknot.kernels.losses import row_results
@@ -69,6 +76,8 @@ def linear_topk(
         memory: Working memory in MiB, as in `linear_cross_entropy`.
     """
     check_classifier(_FUNCTION, input, linear_weight, linear_bias)
+    if log_prior is not None:
+        check_float_tensor(_FUNCTION, "log_prior", log_prior)
     check_devices(_FUNCTION, input, linear_weight, linear_bias, log_prior)
     transform = score_transform(_FUNCTION, logit_scale, softcap, temperature)
     check_integer(_FUNCTION, "k", k)
@@ -145,9 +154,9 @@ def _topk_of_rows(
         if not transform.is_identity:
             scores_NV = transform_scores(scores_NV, transform)
         if offset_NK1 is None:
-            normalisers.append(torch.logsumexp(scores_NV, dim=-1))
+            normalisers.append(_log_sum_exp(scores_NV, dim=-1))
         else:
-            scores_NV = torch.logsumexp(scores_NV.view(*offset_NK1.shape[:2], -1) + offset_NK1, dim=1)
+            scores_NV = _log_sum_exp(scores_NV.view(*offset_NK1.shape[:2], -1) + offset_NK1, dim=1)
         values_Nk, ids_Nk = scores_NV.topk(min(k, scores_NV.shape[1]))
         best_values.append(values_Nk)
         best_ids.append(ids_Nk + classes.start)
@@ -156,3 +165,13 @@ def _topk_of_rows(
     if normalisers:
         values_Nk = values_Nk - torch.logsumexp(torch.stack(normalisers), dim=0)[:, None]
     return TopK(values_Nk, torch.cat(best_ids, dim=-1).gather(1, index_Nk))
+
+
+def _log_sum_exp(scores: Tensor, dim: int) -> Tensor:
+    """Return the log-sum-exps of scores.
+
+    The gradient of `torch.logsumexp` is NaN if all scores are minus infinity. Here it is zero.
+    """
+    least = torch.finfo(scores.dtype).min
+    result = torch.logsumexp(scores.clamp(min=least), dim)
+    return result.masked_fill(result == least, -torch.inf)

@@ -41,6 +41,7 @@ from reefknot.kernels.scores import (
     TorchBackend,
     is_class,
     matmul_into,
+    padded_classes,
 )
 from reefknot.kernels.triton_kernels import (
     loss_and_gradient_kernel,
@@ -140,7 +141,7 @@ class TritonBackend(TorchBackend):
         return LossAndGradient(out_NV, nll_N, scale_N)
 
     def kept_bytes(self, num_rows: int, num_classes: int, dtype: torch.dtype) -> int:
-        return num_rows * _padded_classes(num_classes) * dtype.itemsize
+        return num_rows * padded_classes(num_classes) * dtype.itemsize
 
     def keep_block(
         self,
@@ -441,12 +442,7 @@ _TRITON_DTYPES = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 def _new_block(like: Tensor, num_rows: int, num_classes: int) -> Tensor:
     """Allocate a block of scores. Padding aligns its rows for the copy engine and the matrix units."""
-    return like.new_empty(num_rows, _padded_classes(num_classes))[:, :num_classes]
-
-
-def _padded_classes(num_classes: int) -> int:
-    """Return the number of entries in a row of a block in memory."""
-    return -(-num_classes // 64) * 64
+    return like.new_empty(num_rows, padded_classes(num_classes))[:, :num_classes]
 
 
 def _compute_exponentials(
@@ -507,8 +503,9 @@ def _combine_tiles(by_tile: RowSummary) -> RowSummary:
     lse_tau = None if by_tile.lse_tau is None else torch.logsumexp(by_tile.lse_tau, -1)
     expected = best_score = best_class = None
     if by_tile.expected is not None and by_tile.lse is not None and lse is not None:
-        shares = (by_tile.lse - lse[:, None]).exp_()  # the probability of each tile
-        expected = (shares * by_tile.expected).sum(-1)
+        # As in `combine_summaries`, rounding errors of the tiles' probabilities multiply small differences.
+        shares = (by_tile.lse - lse[:, None]).exp_()
+        expected = lse + (shares * (by_tile.expected - lse[:, None])).sum(-1)
     total = None if by_tile.total is None else by_tile.total.sum(-1)
     if by_tile.best_score is not None and by_tile.best_class is not None:
         best_score, best_tile = by_tile.best_score.max(-1)

@@ -179,3 +179,14 @@ def test_scores_are_stored_only_if_they_are_few_and_the_step_is_not_captured(mon
         assert not small.stores_scores(hidden_ND, WORDS)
     with torch.no_grad():
         assert not small.stores_scores(hidden_ND, WORDS)
+
+
+def test_scores_of_few_classes_fit_the_budget_with_their_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row of two scores is padded to 64: 6 MiB for the scores in float32 and their gradients in bfloat16."""
+    monkeypatch.setattr(small, "_waits_for_python", lambda _: True)
+    monkeypatch.setattr(small, "resolve_impl", lambda *_: "triton")
+    hidden_ND = torch.randn(2**14, 8, dtype=torch.bfloat16, requires_grad=True)
+    problem = hidden_ND, torch.randn(2, 8, dtype=torch.bfloat16), torch.zeros(2**14, dtype=torch.int64)
+    for memory, is_small in ((1, False), (8, True)):
+        with using("auto", memory=memory):
+            assert small.is_small_problem(*problem) == is_small

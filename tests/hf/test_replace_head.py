@@ -252,7 +252,11 @@ IMPOSSIBLE: dict[str, tuple[str, Callable[[Any], Any], str]] = {
         lambda m: ENDS["adaptive"](rk.hf.EmbeddingBands(m.get_input_embeddings(), COUNTS, cutoffs=[50])),
         "an? AdaptiveSoftmax cannot compute",
     ),
-    "cap": ("Gemma 2", lambda m: ENDS["plain"](input_table(m)), "caps its logits"),
+    "cap": (
+        "Gemma 2",
+        lambda m: ENDS["augmented"](input_table(m)),
+        "at 0.5, and the Augmented does not",
+    ),
     "other weight": ("Llama", lambda m: ENDS["plain"](input_table(m)), r"from_embedding\(model.get_output_embeddings"),
     "unit norm": ("Llama", lambda m: ENDS["plain"](rk.WordTable(V, D, unit_norm=True)), "length 1"),
     "dimension": ("Llama", lambda m: rk.Softmax(rk.Projected(rk.WordTable(V, 8), D)), r"\(331, 8\)"),

@@ -160,8 +160,7 @@ class TriangularFactor:
 @torch.no_grad()
 def rank_bound(output: OutputEnd) -> int:
     """Return the upper bound on the rank of the log-probabilities of an output end, for any number of contexts."""
-    is_single_softmax = isinstance(output, Softmax) and not isinstance(output, MixtureOfSoftmaxes)
-    if not is_single_softmax:
+    if not isinstance(output, Softmax) or isinstance(output, MixtureOfSoftmaxes) or output.softcap is not None:
         return output.vocab_size
     dim = output.vectors().shape[1]
     return min(output.vocab_size, dim + 2)

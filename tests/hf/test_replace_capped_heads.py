@@ -98,12 +98,25 @@ def test_cap_of_the_end_is_kept(caplog: pytest.LogCaptureFixture) -> None:
     assert rk.hf.replace_head(make_model("Llama"), rk.Softmax(rk.Plain(rk.WordTable(V, D)))).end.softcap is None
 
 
+@pytest.mark.parametrize("activation", ["sigmoid", "relu", "tanh"])
+def test_number_that_drill_adds_does_not_cancel_under_a_cap(activation: Any) -> None:
+    model = make_model("Gemma 2")
+    expected = log_probs(model)
+    end = rk.Softmax(rk.Drill(rk.WordTable(V, D), activation=activation))
+    if activation != "tanh":
+        with pytest.raises(rk.ArgumentError, match='changes capped scores; make it with activation="tanh"'):
+            rk.hf.replace_head(model, end, start="same")
+        return
+    torch.testing.assert_close(log_probs(rk.hf.replace_head(model, end, start="same")), expected, rtol=0, atol=1e-5)
+
+
 def test_end_without_a_cap_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     model = make_model("Gemma 2")
     with caplog.at_level(logging.WARNING, "reefknot.hf"):
         rk.hf.replace_head(model, rk.MixtureOfSoftmaxes(rk.Plain(input_table(model)), D, experts=2))
     assert [record.message for record in caplog.records] == [
-        "replace_head: the Gemma2ForCausalLM caps its logits at 0.5, and the MixtureOfSoftmaxes does not"
+        "replace_head: the Gemma2ForCausalLM caps its logits at 0.5, and the MixtureOfSoftmaxes does not; a Softmax "
+        "keeps the cap"
     ]
 
 

@@ -507,6 +507,13 @@ def test_head_is_replaced_once() -> None:
         rk.hf.replace_head(model, ENDS["plain"](input_table(model)))
     with pytest.raises(rk.ArgumentError, match="replace it before"):
         model.set_input_embeddings(nn.Embedding(V, D))
+    old = model.language_model
+    with pytest.raises(rk.ArgumentError, match="LlamaForCausalLM is a part of another model"):
+        rk.hf.replace_head(old, ENDS["plain"](input_table(old)))
+    model(**BATCH)
+    for batch in (BATCH, {"input_ids": TOKENS}):
+        with pytest.raises(rk.ArgumentError, match="call the model that replace_head has returned"):
+            old(**batch)
 
 
 def test_invalid_label_is_an_error() -> None:

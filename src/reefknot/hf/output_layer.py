@@ -38,7 +38,10 @@ class OutputLayer(NamedTuple):
 
 
 class HiddenStateLayer(nn.Module):
-    """Takes the place of the output layer, and keeps the hidden states that it gets."""
+    """Takes the place of the output layer, and keeps the hidden states that it gets.
+
+    A call raises an `ArgumentError` unless the model with the end has called `expect` before.
+    """
 
     bias = None
     """Some models read the bias of a new output layer."""
@@ -46,6 +49,7 @@ class HiddenStateLayer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self._hidden: Tensor | None = None
+        self._is_expected = False
         self.register_buffer("weight", torch.empty(0), persistent=False)  # Mamba reads its type
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -55,12 +59,20 @@ class HiddenStateLayer(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Keep the hidden states and return them. The model treats them as its logits, and nobody reads these."""
+        if not self._is_expected:
+            raise ArgumentError(
+                "the output layer of this model is replaced; call the model that replace_head has returned"
+            )
         self._hidden = hidden
         return hidden
 
+    def expect(self) -> None:
+        """Allow calls until `take`."""
+        self._is_expected = True
+
     def take(self) -> Tensor:
         """Return the hidden states of the last call."""
-        hidden, self._hidden = self._hidden, None
+        hidden, self._hidden, self._is_expected = self._hidden, None, False
         assert hidden is not None
         return hidden
 

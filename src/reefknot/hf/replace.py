@@ -119,6 +119,11 @@ def _check_model(model: Any) -> Any:
         )
     if isinstance(model, ReefknotHeadModel):
         raise ArgumentError("replace_head: the head of this model is replaced already; start from the original model")
+    if hasattr(model, "_reefknot_layer"):
+        raise ArgumentError(
+            f"replace_head: this {name} is a part of another model, because its head is replaced already; load the "
+            "original model again"
+        )
     model_class: Any = None
     if model.config.is_encoder_decoder:
         if name in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.values():
@@ -225,7 +230,8 @@ def _carry_cap(model: PreTrainedModel, end: OutputEnd, head: OutputLayer, start:
     if start == "same":
         raise ArgumentError(f'replace_head: start = "same" is not possible: {problem}; use start="new"')
     if own_cap is None:  # a cap that the user has chosen needs no warning
-        _LOG.warning("replace_head: %s", problem)
+        advice = "; a Softmax keeps the cap" if head.is_known else ""
+        _LOG.warning("replace_head: %s%s", problem, advice)
 
 
 def _start_same(model: PreTrainedModel, end: OutputEnd, head: OutputLayer) -> None:

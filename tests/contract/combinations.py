@@ -10,7 +10,7 @@ value in `SETTINGS`; the test fails with this advice if it is missing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from itertools import combinations
 from typing import Any
 
@@ -63,6 +63,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 """Test values, by `family.kind`, of arguments whose default is missing or too large for a test."""
 
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {"outputs.softmax": {"capped": {"softcap": 1.5}}}
+"""More settings of output ends, by `family.kind` and name. They are tested in addition to the defaults."""
+
 EXPERIMENT: dict[str, Any] = {
     "corpus": {},
     "training": {
@@ -83,17 +86,22 @@ PAIRS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One combination of parts. `classifier` is None for an output end without classifier."""
+    """One combination of parts. `classifier` is None for an output end without classifier.
+
+    `variant` names other settings of the output end, from `VARIANTS`.
+    """
 
     input: str
     encoder: str
     output: str
     classifier: str | None
     tied: bool
+    variant: str = ""
 
     @property
     def name(self) -> str:
-        kinds = [self.input, self.encoder, self.output, self.classifier, "tied" if self.tied else "untied"]
+        tied = "tied" if self.tied else "untied"
+        kinds = [self.input, self.encoder, self.output, self.classifier, tied, self.variant]
         return "-".join(kind for kind in kinds if kind)
 
     def settings(self) -> dict[str, Any]:
@@ -127,6 +135,8 @@ class Case:
             self.classifier,
             {"table": class_table},
         )
+        if self.variant:
+            output_settings |= VARIANTS[f"outputs.{self.output}"][self.variant]
 
         experiment = EXPERIMENT
         if self.encoder in TRANSLATOR_ENCODERS:
@@ -232,6 +242,14 @@ def _iterate_cases(encoders: Sequence[str]) -> Iterator[Case]:
 def meaningful_cases() -> list[Case]:
     """Return the combinations for language models that can work."""
     return [case for case in all_cases() if _can_work(case)]
+
+
+def add_variants(cases: Sequence[Case]) -> list[Case]:
+    """Return the combinations, and each of them with the variants of its output end."""
+    variants = [
+        replace(case, variant=variant) for case in cases for variant in VARIANTS.get(f"outputs.{case.output}", ())
+    ]
+    return [*cases, *variants]
 
 
 def translating_cases() -> list[Case]:

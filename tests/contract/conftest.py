@@ -16,6 +16,7 @@ from .combinations import (
     DIM,
     LANGUAGE_MODEL_ENCODERS,
     Case,
+    add_variants,
     covering_cases,
     meaningful_cases,
     part_settings,
@@ -25,7 +26,8 @@ from .combinations import (
 
 @cache
 def chosen_cases(config: pytest.Config) -> list[Case]:
-    return meaningful_cases() if config.getoption("--combinations") == "all" else covering_cases()
+    cases = meaningful_cases() if config.getoption("--combinations") == "all" else covering_cases()
+    return add_variants(cases)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

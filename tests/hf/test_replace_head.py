@@ -252,7 +252,11 @@ IMPOSSIBLE: dict[str, tuple[str, Callable[[Any], Any], str]] = {
         lambda m: ENDS["adaptive"](rk.hf.EmbeddingBands(m.get_input_embeddings(), COUNTS, cutoffs=[50])),
         "an? AdaptiveSoftmax cannot compute",
     ),
-    "cap": ("Gemma 2", lambda m: ENDS["plain"](input_table(m)), "caps its logits"),
+    "cap": (
+        "Gemma 2",
+        lambda m: ENDS["augmented"](input_table(m)),
+        "at 0.5, and the Augmented does not",
+    ),
     "other weight": ("Llama", lambda m: ENDS["plain"](input_table(m)), r"from_embedding\(model.get_output_embeddings"),
     "unit norm": ("Llama", lambda m: ENDS["plain"](rk.WordTable(V, D, unit_norm=True)), "length 1"),
     "dimension": ("Llama", lambda m: rk.Softmax(rk.Projected(rk.WordTable(V, 8), D)), r"\(331, 8\)"),
@@ -503,6 +507,13 @@ def test_head_is_replaced_once() -> None:
         rk.hf.replace_head(model, ENDS["plain"](input_table(model)))
     with pytest.raises(rk.ArgumentError, match="replace it before"):
         model.set_input_embeddings(nn.Embedding(V, D))
+    old = model.language_model
+    with pytest.raises(rk.ArgumentError, match="LlamaForCausalLM is a part of another model"):
+        rk.hf.replace_head(old, ENDS["plain"](input_table(old)))
+    model(**BATCH)
+    for batch in (BATCH, {"input_ids": TOKENS}):
+        with pytest.raises(rk.ArgumentError, match="call the model that replace_head has returned"):
+            old(**batch)
 
 
 def test_invalid_label_is_an_error() -> None:

@@ -33,6 +33,7 @@ REPLACE_HEAD = (
         ("test_logits_free", LOGITS_FREE, 30),
         ("test_replace_head", REPLACE_HEAD, 45),
         ("test_replace_other_heads", "not trainer and not rejects", 35),
+        ("test_replace_capped_heads", "test", 14),
     ],
 )
 @pytest.mark.skipif(not FOLDER.is_dir(), reason=f"{FOLDER} does not exist; run: script/setup dev")

@@ -218,6 +218,7 @@ class ReefknotHeadModel(PreTrainedModel):  # type: ignore[misc]
             num_items_in_batch: As in `forward`.
         """
         given_inputs = {name: value for name, value in inputs.items() if value is not None}
+        self.language_model._reefknot_layer.expect()
         outputs = self.language_model(**given_inputs, return_dict=True)
         hidden_BTD = self.language_model._reefknot_layer.take()
         if self.config.hidden_scale != 1.0:

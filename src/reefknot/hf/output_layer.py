@@ -19,22 +19,29 @@ from transformers import PreTrainedModel
 
 from reefknot.errors import ArgumentError
 
-_PROBE_SCORE = 1000.0
-"""A score that is larger than any cap of logits."""
+_PROBE_SCORES = (0.0, 1.0, 0.01, -3.0, 10_000.0)
+"""Scores for five tokens: the first, second and last find a linear map, and the others find the slope of a cap. The
+last is far larger than any cap of logits."""
 
 
 class OutputLayer(NamedTuple):
-    """What a model computes from its hidden states: scale (W h + b) + row, and a cap."""
+    """What a model computes from its hidden states: cap(scale (W h + b)) + row."""
 
     layer: nn.Linear
     scale: float
     row: Tensor
     """Numbers that the model adds to its logits, with shape (V,)."""
-    is_capped: bool
+    softcap: float | None
+    """The cap c of c tanh(score / c), or None."""
+    is_known: bool = True
+    """Whether the model does only this."""
 
 
 class HiddenStateLayer(nn.Module):
-    """Takes the place of the output layer, and keeps the hidden states that it gets."""
+    """Takes the place of the output layer, and keeps the hidden states that it gets.
+
+    A call raises an `ArgumentError` unless the model with the end has called `expect` before.
+    """
 
     bias = None
     """Some models read the bias of a new output layer."""
@@ -42,6 +49,7 @@ class HiddenStateLayer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self._hidden: Tensor | None = None
+        self._is_expected = False
         self.register_buffer("weight", torch.empty(0), persistent=False)  # Mamba reads its type
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -51,12 +59,20 @@ class HiddenStateLayer(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Keep the hidden states and return them. The model treats them as its logits, and nobody reads these."""
+        if not self._is_expected:
+            raise ArgumentError(
+                "the output layer of this model is replaced; call the model that replace_head has returned"
+            )
         self._hidden = hidden
         return hidden
 
+    def expect(self) -> None:
+        """Allow calls until `take`."""
+        self._is_expected = True
+
     def take(self) -> Tensor:
         """Return the hidden states of the last call."""
-        hidden, self._hidden = self._hidden, None
+        hidden, self._hidden, self._is_expected = self._hidden, None, False
         assert hidden is not None
         return hidden
 
@@ -94,9 +110,8 @@ def compute_logits(model: PreTrainedModel, ids_1T: Tensor) -> Tensor:
 def probe_output_layer(model: PreTrainedModel) -> OutputLayer:
     """Find out what a model does to its logits after the output layer.
 
-    The layer returns the scores 0, 1 and a large number for three tokens. The logits of the model then show the numbers
-    that it adds, its scale, and whether it caps large logits. An `ArgumentError` is raised if the model cannot do
-    without its layer.
+    The layer returns known scores for a few tokens. The logits of the model then show the numbers that it adds, its
+    scale, and its cap. An `ArgumentError` is raised if the model cannot do without its layer.
 
     Args:
         model: The model.
@@ -106,14 +121,15 @@ def probe_output_layer(model: PreTrainedModel) -> OutputLayer:
 
     def return_scores(module: nn.Module, inputs: Any, scores: Tensor) -> Tensor:
         calls.append(scores)
-        steps = torch.tensor([0.0, 1.0, _PROBE_SCORE], device=scores.device)
-        return steps[:, None].expand(scores.shape)
+        probes = torch.tensor(_PROBE_SCORES, device=scores.device)
+        return probes[:, None].expand(scores.shape)
 
-    tokens = torch.zeros((1, 3), dtype=torch.long, device=layer.weight.device)
+    num_tokens = len(_PROBE_SCORES)
+    tokens = torch.zeros((1, num_tokens), dtype=torch.long, device=layer.weight.device)
     with evaluation_mode(model):
         try:
             with _hooked(layer, return_scores):
-                row, at_one, at_large = compute_logits(model, tokens).double()
+                logits_TV = compute_logits(model, tokens).double()
             with _hooked(layer, lambda module, inputs, scores: inputs[0]), _without_added_rows(model):
                 compute_logits(model, tokens)
         except Exception as error:
@@ -121,16 +137,38 @@ def probe_output_layer(model: PreTrainedModel) -> OutputLayer:
                 f"replace_head: a {type(model).__name__} cannot compute hidden states from token ids alone, without "
                 f"its output layer: {type(error).__name__}: {error}"
             ) from error
-    if [scores.shape for scores in calls] != [(1, 3, len(row))]:
+    vocab_size = logits_TV.shape[-1]
+    if [scores.shape for scores in calls] != [(1, num_tokens, vocab_size)]:
         shapes = ", ".join(str(tuple(scores.shape)) for scores in calls)
         raise ArgumentError(
-            f"replace_head: for a text of 3 tokens, the output layer of a {type(model).__name__} must be called once "
-            f"and return scores of shape (1, 3, {len(row)}); it is called {len(calls)} times ({shapes})"
+            f"replace_head: for a text of {num_tokens} tokens, the output layer of a {type(model).__name__} must be "
+            f"called once and return scores of shape (1, {num_tokens}, {vocab_size}); it is called {len(calls)} times "
+            f"({shapes})"
         )
-    scale_V = at_one - row
-    scale = float(f"{scale_V.mean():.7g}")  # the logits may be in float32
-    is_linear = torch.allclose(scale_V, scale_V.mean()) and torch.allclose(at_large - row, _PROBE_SCORE * scale_V)
-    return OutputLayer(layer, scale if is_linear else 1.0, row, not is_linear)
+    return _explain_logits(layer, logits_TV)
+
+
+def _explain_logits(layer: nn.Linear, logits_TV: Tensor) -> OutputLayer:
+    """Find the row, scale and cap with which a model computes these logits from `_PROBE_SCORES`.
+
+    Args:
+        layer: The output layer.
+        logits_TV: Logits of the scores, in float64. The model may have computed them in float32 or less.
+    """
+    row_V = logits_TV[0]
+    scores_T1 = logits_TV.new_tensor(_PROBE_SCORES)[:, None]
+    added_TV = logits_TV - row_V
+    scale_V = added_TV[1]
+    scale = float(f"{scale_V.mean():.7g}")
+    if torch.allclose(scale_V, scale_V.mean()) and torch.allclose(added_TV, scores_T1 * scale_V, atol=1e-5):
+        return OutputLayer(layer, scale, row_V, None)
+    if not row_V.any():
+        softcap = float(f"{added_TV[-1].mean():.6g}")
+        # For a small score, tanh is almost linear, so that rounding matters little.
+        scale = float(f"{softcap * torch.atanh(added_TV[2].mean() / softcap) / _PROBE_SCORES[2]:.6g}")
+        if softcap > 0 and torch.allclose(added_TV, softcap * torch.tanh(scale * scores_T1 / softcap), rtol=1e-4):
+            return OutputLayer(layer, scale, row_V, softcap)
+    return OutputLayer(layer, 1.0, row_V, None, is_known=False)
 
 
 def shifts_labels(model: PreTrainedModel) -> bool:

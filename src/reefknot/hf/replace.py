@@ -11,6 +11,7 @@ Shapes: T tokens, D dimensions of the hidden state, V tokens of the vocabulary.
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Literal, cast, get_args
 
 import torch
@@ -41,8 +42,10 @@ from reefknot.hf.output_layer import (
 )
 from reefknot.hf.start import start_same
 from reefknot.nn.outputs.contract import OutputEnd
+from reefknot.nn.outputs.softmax import Softmax
 from reefknot.nn.tables import EmbeddingTable
 
+_LOG = logging.getLogger("reefknot.hf")
 Start = Literal["new", "same"]
 
 
@@ -63,7 +66,7 @@ def replace_head(
         model: A language model of transformers, such as a `LlamaForCausalLM`, `BertForMaskedLM` or
             `T5ForConditionalGeneration`.
         end: The output end. It is tied if its table holds the input embedding of the model. It is moved to the device
-            and type of the model.
+            and type of the model. If the model caps its logits, a `Softmax` without a cap gets the same cap.
         start: `new` keeps the parameters of the end. `same` sets them so that the outputs of the model do not change,
             or raises an error if the end cannot do this.
         token_counts: For an adaptive end with a table of its own: the number of occurrences of each token in a text,
@@ -80,6 +83,7 @@ def replace_head(
     _hold_input_embedding(end, embedding)
     _check_ties(model, end)
     head = probe_output_layer(model)
+    _carry_cap(model, end, head, start)
     end.to(device=layer.weight.device, dtype=layer.weight.dtype)
     if start == "same":
         _start_same(model, end, head)
@@ -115,6 +119,11 @@ def _check_model(model: Any) -> Any:
         )
     if isinstance(model, ReefknotHeadModel):
         raise ArgumentError("replace_head: the head of this model is replaced already; start from the original model")
+    if hasattr(model, "_reefknot_layer"):
+        raise ArgumentError(
+            f"replace_head: this {name} is a part of another model, because its head is replaced already; load the "
+            "original model again"
+        )
     model_class: Any = None
     if model.config.is_encoder_decoder:
         if name in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.values():
@@ -197,13 +206,36 @@ def _check_ties(model: PreTrainedModel, end: OutputEnd) -> None:
             )
 
 
+def _carry_cap(model: PreTrainedModel, end: OutputEnd, head: OutputLayer, start: Start) -> None:
+    """Give the cap of the model's logits to an end that has none of its own.
+
+    An end that cannot cap its scores raises an `ArgumentError` if its outputs must stay the same. Otherwise, a warning
+    is logged.
+    """
+    kind = type(end).__name__
+    arguments = end.constructor_arguments
+    own_cap = getattr(end, "softcap", None)
+    if head.is_known and own_cap is None and "softcap" in arguments:
+        cast(Softmax, end).softcap = arguments["softcap"] = head.softcap  # the config of the model has the arguments
+        return
+    problem = None
+    if not head.is_known:
+        problem = f"the {type(model).__name__} changes its logits in a way that no end does"
+    elif own_cap != head.softcap:
+        own = "does not" if own_cap is None else f"caps them at {own_cap:g}"
+        theirs = "does not cap its logits" if head.softcap is None else f"caps its logits at {head.softcap:g}"
+        problem = f"the {type(model).__name__} {theirs}, and the {kind} {own}"
+    if problem is None:
+        return
+    if start == "same":
+        raise ArgumentError(f'replace_head: start = "same" is not possible: {problem}; use start="new"')
+    if own_cap is None:  # a cap that the user has chosen needs no warning
+        advice = "; a Softmax keeps the cap" if head.is_known else ""
+        _LOG.warning("replace_head: %s%s", problem, advice)
+
+
 def _start_same(model: PreTrainedModel, end: OutputEnd, head: OutputLayer) -> None:
     """Set the parameters of the end, and check that the outputs of the model stay the same."""
-    if head.is_capped:
-        raise ArgumentError(
-            'replace_head: start = "same" is not possible: the model caps its logits, and the ends do not; '
-            'use start="new"'
-        )
     bias = cast("Tensor | None", head.layer.bias)
     start_same(end, head.layer.weight, head.row if bias is None else head.scale * bias + head.row)
     tokens = torch.arange(8, device=head.layer.weight.device)[None] % end.vocab_size

@@ -7,6 +7,7 @@ The old layer has the scores W h + b. These ends can have the same log-probabili
     Bilinear                              U = 0 with a residual, U = I without
     Drill                                 the last layer has U = 0 and the same bias in all dimensions, so that it adds
                                           the same number to the scores of all classes, which cancels in the softmax
+                                          (but not under a cap, where it must be 0)
 
 All of them still learn: no gradient vanishes, except that the earlier layers of DRILL have none in the first step.
 """
@@ -50,6 +51,12 @@ def start_same(end: OutputEnd, weight: Tensor, bias: Tensor) -> None:
     _copy_table(classifier, weight)
     _copy_bias(classifier, bias)
     set_identity(classifier)
+    has_layers = isinstance(classifier, Drill) and len(classifier.layers)
+    if cast(Softmax, end).softcap is not None and has_layers and not isinstance(classifier.activation, nn.Tanh):
+        raise _impossible(
+            'DRILL adds the same number to all scores, which changes capped scores; make it with activation="tanh", '
+            "which adds 0"
+        )
 
 
 def _impossible(reason: str) -> ArgumentError:

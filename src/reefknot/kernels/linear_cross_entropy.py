@@ -322,8 +322,9 @@ def _plain_formula(
     check_devices(_FUNCTION, hidden, weight, target, bias, class_weight)
     if hidden.dim() not in (1, 2) or weight.dim() < 2 or weight.shape[-1] != hidden.shape[-1]:
         raise ArgumentError(
-            f"{_FUNCTION}: input is {tuple(hidden.shape)} and linear_weight is {tuple(weight.shape)}; with class "
-            "probabilities or groups of classes they must be (N, dim) and (classes, ..., dim), with the same dim"
+            f"{_FUNCTION}: input is {tuple(hidden.shape)}, linear_weight is {tuple(weight.shape)} and target is "
+            f"{target.dtype}; with class probabilities (a floating-point target) or groups of classes, input and "
+            "linear_weight must be (N, dim) and (classes, ..., dim), with the same dim; class ids must be integers"
         )
     target_shape = (*hidden.shape[:-1], *(weight.shape[:-1] if target.is_floating_point() else weight.shape[1:-1]))
     if target.shape != target_shape:

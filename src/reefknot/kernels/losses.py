@@ -69,6 +69,7 @@ def row_losses(
     bias_V: Tensor | None,
     targets_N: Tensor,
     tau: float | None = None,
+    transform: ScoreTransform = IDENTITY,
     choice: Choice | None = None,
     shard: ClassShard | None = None,
 ) -> RowLosses:
@@ -80,29 +81,31 @@ def row_losses(
         bias_V: One bias per class, or None.
         targets_N: Target ids, from 0 to V - 1. Rows with `IGNORE` have a loss of zero.
         tau: If given, the log-sum-exp at this temperature is returned too.
+        transform: Applied to the scores.
         choice: Implementation and working memory. The default is the choice of `using`.
         shard: Where the classes lie, if other processes have more classes.
     """
     request = SummaryRequest(tau=tau)
-    if shard is None:
-        results = row_results(hidden_ND, weight_VD, bias_V, targets_N, request, choice=choice)
-    else:
-        results = _parallel_row_results(hidden_ND, weight_VD, bias_V, targets_N, request, shard, choice)
+    results = _own_row_results(hidden_ND, weight_VD, bias_V, targets_N, request, transform, choice, shard)
     return RowLosses(results.nll, results.lse, results.lse_tau)
 
 
-def _parallel_row_results(
+def _own_row_results(
     hidden_ND: Tensor,
-    weight_vD: Tensor,
-    bias_v: Tensor | None,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
     targets_N: Tensor,
     request: SummaryRequest,
-    shard: ClassShard,
-    choice: Choice | None = None,
+    transform: ScoreTransform,
+    choice: Choice | None,
+    shard: ClassShard | None,
 ) -> RowResults:
+    """Return the results of this process's rows, over all classes, which may be divided among processes."""
+    if shard is None:
+        return row_results(hidden_ND, weight_VD, bias_V, targets_N, request, transform, choice=choice)
     from reefknot.kernels.parallel_rows import parallel_row_results  # few models divide their vocabulary
 
-    return parallel_row_results(hidden_ND, weight_vD, bias_v, targets_N, request, shard, choice)
+    return parallel_row_results(hidden_ND, weight_VD, bias_V, targets_N, request, shard, transform, choice)
 
 
 def row_results(
@@ -172,13 +175,14 @@ def summed_loss(
             for mixtures.
         transform: Applied to the scores.
         choice: Implementation and working memory. The default is the choice of `using`.
-        shard: Where the classes lie, if other processes have more classes. Not with the four arguments before it.
+        shard: Where the classes lie, if other processes have more classes. Not with a mixture or weights of rows.
         has_checked_targets: Whether every target is a class or `IGNORE`. If so, small problems on a GPU are faster.
             Otherwise the loss of any other target is NaN.
     """
     if shard is not None:
         assert isinstance(weight_VD, Tensor)
-        return row_losses(hidden_ND, weight_VD, bias_V, targets_N, shard=shard).nll.sum()
+        results = row_losses(hidden_ND, weight_VD, bias_V, targets_N, transform=transform, choice=choice, shard=shard)
+        return results.nll.sum()
     choice = choice or current_choice()
     is_checked = has_checked_targets and row_weight_N is None
     if is_checked and isinstance(weight_VD, Tensor) and stores_scores(hidden_ND, len(weight_VD), choice):
@@ -259,7 +263,6 @@ def smoothing_losses(
     bias_V: Tensor | None,
     targets_N: Tensor,
     target_score_N: Tensor | None = None,
-    shard: ClassShard | None = None,
 ) -> Tensor:
     """Return the label-smoothing term z_y - mean_v z_v of each row, (N,), at least in float32.
 
@@ -274,13 +277,7 @@ def smoothing_losses(
         targets_N: Target ids, or `IGNORE`.
         target_score_N: The scores of the targets, z_y. By default they are computed from the targets' vectors, whose
             gradient is then summed in the type of `weight_VD`.
-        shard: Where the classes lie, if other processes have more classes.
     """
-    if shard is not None:
-        results = _parallel_row_results(hidden_ND, weight_VD, bias_V, targets_N, SummaryRequest(total=True), shard)
-        assert results.total is not None
-        # nll = lse - z_y
-        return (results.lse - results.nll - results.total / shard.num_classes).where(targets_N != IGNORE, 0.0)
     with no_autocast(hidden_ND):
         hidden_ND = at_least_float32(hidden_ND)
         if target_score_N is None:
@@ -294,3 +291,33 @@ def smoothing_losses(
         if bias_V is not None:
             mean_score_N = mean_score_N + bias_V.mean(dtype=accumulation_dtype(bias_V.dtype))
     return (target_score_N - mean_score_N).where(targets_N != IGNORE, 0.0)
+
+
+def smoothed_losses(
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    targets_N: Tensor,
+    transform: ScoreTransform = IDENTITY,
+    shard: ClassShard | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the losses and the label-smoothing terms of each row, (N,) each, from the same scores.
+
+    `smoothing_losses` needs less arithmetic. It cannot transform scores, whose mean is then not the score of the mean
+    class vector, or divide the classes among processes.
+
+    Args:
+        hidden_ND: Hidden states.
+        weight_VD: One vector per class.
+        bias_V: One bias per class, or None.
+        targets_N: Target ids, or `IGNORE`.
+        transform: Applied to the scores.
+        shard: Where the classes lie, if other processes have more classes.
+    """
+    request = SummaryRequest(total=True)
+    results = _own_row_results(hidden_ND, weight_VD, bias_V, targets_N, request, transform, None, shard)
+    assert results.total is not None
+    num_classes = weight_VD.shape[0] if shard is None else shard.num_classes
+    # nll = lse - z_y
+    smoothing_N = results.lse - results.nll - results.total / num_classes
+    return results.nll, smoothing_N.where(targets_N != IGNORE, 0.0)

@@ -26,7 +26,7 @@ from torch import Tensor
 from reefknot.kernels.autograd import RowResults
 from reefknot.kernels.choice import Choice, current_choice
 from reefknot.kernels.parallel import ClassShard, gather_in_order, sum_over_processes
-from reefknot.kernels.scores import IGNORE, SummaryRequest, is_class, safe_class_ids
+from reefknot.kernels.scores import IDENTITY, IGNORE, ScoreTransform, SummaryRequest, is_class, safe_class_ids
 from reefknot.kernels.soft_target import SoftTargets, parallel_soft_targets_of_all
 
 
@@ -37,6 +37,7 @@ def parallel_row_results(
     targets_N: Tensor,
     request: SummaryRequest,
     shard: ClassShard,
+    transform: ScoreTransform = IDENTITY,
     choice: Choice | None = None,
 ) -> RowResults:
     """Return losses and summaries of this process's rows, over the classes of all processes.
@@ -48,6 +49,7 @@ def parallel_row_results(
         targets_N: Target ids of this process's rows, from 0 to V - 1, or `IGNORE`.
         request: Which summaries to compute.
         shard: Where the classes of this process lie.
+        transform: Applied to the scores.
         choice: Implementation and working memory. The default is the choice of `using`.
     """
     exchange = _RowExchange.of(hidden_ND, shard.group)
@@ -57,6 +59,7 @@ def parallel_row_results(
         bias_v,
         exchange.gather_values(targets_N, IGNORE),
         request,
+        transform,
         choice=choice or current_choice(),
     )
     return RowResults(*(None if result is None else exchange.keep_own(result) for result in results))  # type: ignore[arg-type]

@@ -9,8 +9,10 @@ late or silently, for example with `check_rates`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Annotated
+from numbers import Real
+from typing import Annotated, Any
 
 from reefknot.errors import SettingsError
 
@@ -78,3 +80,15 @@ def check_sizes(module: str, **sizes: int) -> None:
     for name, size in sizes.items():
         if size < 1:
             raise SettingsError(f"{module}: {name} = {size}: must be at least 1")
+
+
+def check_positive(module: str, **numbers: Any) -> None:
+    """Raise a `SettingsError` if a number is not finite and greater than 0. None is allowed.
+
+    Args:
+        module: The name of the part, for the message.
+        numbers: The numbers by the names of their arguments.
+    """
+    for name, number in numbers.items():
+        if number is not None and not (isinstance(number, Real) and 0 < float(number) < math.inf):
+            raise SettingsError(f"{module}: {name} = {number!r}: must be a number greater than 0, or None")

@@ -48,6 +48,8 @@ def augmented() -> Augmented:
 ENDS: dict[str, Callable[[], OutputEnd]] = {
     "plain": lambda: Softmax(Plain(WordTable(WORDS, DIM))),
     "smoothing": lambda: Softmax(Plain(WordTable(WORDS, DIM), bias=False), smoothing=0.1),
+    "capped": lambda: Softmax(Plain(WordTable(WORDS, DIM)), softcap=2.0),
+    "capped smoothing": lambda: Softmax(Plain(WordTable(WORDS, DIM)), smoothing=0.1, softcap=2.0),
     "drill": lambda: Softmax(Drill(WordTable(WORDS, DIM))),
     "mixture": lambda: MixtureOfSoftmaxes(Plain(WordTable(WORDS, DIM)), DIM, experts=3),
     "adaptive": adaptive,
@@ -103,6 +105,7 @@ def test_losses_of_ends_equal_the_general_code(name: str, count_stored: list[str
     assert_equal_to_general_code(lambda: end(hidden_ND, TARGETS).loss, [hidden_ND, *end.parameters()])
     # One loss for each of the three bands. The loss of a mixture calls the other function.
     expected = {"adaptive": 3 * ["stored_losses"], "augmented": ["stored_augmented_losses"]}
+    expected["capped smoothing"] = []  # the reference implementation stores the scores, too
     expected["mixture"] = ["stored_mixture_loss", "stored_losses"]
     assert count_stored == expected.get(name, ["stored_losses"])
 

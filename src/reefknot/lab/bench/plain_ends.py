@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from reefknot.kernels.reference import transform_scores
 from reefknot.lab.bench.problems import (
     ALPHA,
     DRILL_LAYERS,
@@ -321,7 +322,10 @@ class StoredSoftmax(StoredScoresEnd):
     end: Softmax
 
     def nll(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
-        return summed_cross_entropy(_score(self.end.classifier, hidden_ND), targets_N)
+        scores_NV = _score(self.end.classifier, hidden_ND)
+        if self.end.softcap is not None:
+            scores_NV = transform_scores(scores_NV, self.end.transform)
+        return summed_cross_entropy(scores_NV, targets_N)
 
 
 class StoredAdaptive(StoredScoresEnd):

@@ -50,6 +50,9 @@ class PlainTranslator(nn.Module):
         if type(output) is not Softmax or type(output.classifier) is not Plain:
             raise Unavailable("only an output end whose class vectors are rows of a table has a plain form")
 
+        if output.softcap is not None:
+            raise Unavailable("the plain form of an output end does not cap its scores")
+
         # Two ends are tied if they have the same table. They then share an embedding.
         embeddings: dict[nn.Module, nn.Embedding] = {}  # by table
         self.source, self.source_scale = _get_embedding(model.source, embeddings)

@@ -7,7 +7,7 @@ Start with `compute_spectrum`:
 
 The matrix has one row per context (the text before a token) and one column per class (word). The log-probabilities of a
 softmax over the scores W h + b, where h is the hidden state of dimension D, have rank at most D + 2: the bias b and the
-normaliser add one each. A mixture of softmaxes has no such bound.
+normaliser add one each. A mixture of softmaxes and a softmax of capped scores have no such bound.
 
 Shapes: N contexts, M = min(N, V), D hidden dimension, V classes, T tokens of the text.
 """
@@ -160,8 +160,7 @@ class TriangularFactor:
 @torch.no_grad()
 def rank_bound(output: OutputEnd) -> int:
     """Return the upper bound on the rank of the log-probabilities of an output end, for any number of contexts."""
-    is_single_softmax = isinstance(output, Softmax) and not isinstance(output, MixtureOfSoftmaxes)
-    if not is_single_softmax:
+    if not isinstance(output, Softmax) or isinstance(output, MixtureOfSoftmaxes) or output.softcap is not None:
         return output.vocab_size
     dim = output.vectors().shape[1]
     return min(output.vocab_size, dim + 2)

@@ -64,6 +64,12 @@ def find_similar_name(name: str, known_names: Iterable[str]) -> str | None:
     return similar_names[0] if similar_names else None
 
 
+def describe_type(value: object) -> str:
+    """Return the name of a value's type with its article, for a message, such as `an AdaptiveSoftmax`."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeioAEIO' or name.startswith('LSTM') else 'a'} {name}"
+
+
 def shorten(text: str, max_length: int = 100) -> str:
     """Return a user's text for use in a message: cut to `max_length`, with a `?` for each unprintable character."""
     printable_text = "".join(character if character.isprintable() else "?" for character in text)

@@ -206,7 +206,7 @@ def test_every_parameter_has_a_gradient(end_case: Case, reduction: str, training
         ({"divisor": 0}, "divisor = 0: must be above 0"),
         ({"divisor": torch.ones(2)}, r"divisor is \(2,\); it must be one number"),
         ({"ignore_index": 1.5}, "ignore_index = 1.5: must be an integer"),
-        ({"plan": 3}, "plan is a int; pass the result of `prepare`"),
+        ({"plan": 3}, "plan is an int; pass the result of `prepare`"),
     ],
 )
 def test_wrong_arguments_are_reported(end_case: Case, wrong: dict[str, Any], message: str) -> None:

@@ -468,7 +468,7 @@ WRONG: dict[str, tuple[str, Callable[[Any], tuple[Any, Any, dict[str, Any]]], st
         lambda m: (m, ENDS["plain"](rk.WordTable.from_embedding(m.get_output_embeddings())), {}),
         r"decoder\.embed_tokens\.weight, which is not the input embedding",
     ),
-    "table": ("Llama", lambda m: (m, input_table(m), {}), "end is a EmbeddingTable"),
+    "table": ("Llama", lambda m: (m, input_table(m), {}), "end is an EmbeddingTable"),
     "classes": ("Llama", lambda m: (m, ENDS["plain"](rk.WordTable(7, D)), {}), "7 classes"),
     "dimension": ("Llama", lambda m: (m, ENDS["plain"](rk.WordTable(V, 5)), {}), "hidden states of 5 numbers"),
     "start": ("Llama", lambda m: (m, ENDS["plain"](input_table(m)), {"start": "zero"}), "one of new, same"),

@@ -130,7 +130,7 @@ def test_tied_language_model_holds_one_layer() -> None:
         (nn.Embedding(V, D, max_norm=1.0), "max_norm = 1.0, .*; make it with max_norm=None"),
         (nn.Linear(D, V), r"the Linear has a bias, .* bias=False\), .* Plain\(table, bias=True\)"),
         (nn.LazyLinear(V, bias=False), "the LazyLinear has no shape yet; call it once"),
-        (nn.EmbeddingBag(V, D), "needs an nn.Embedding or an nn.Linear; a EmbeddingBag is not one"),
+        (nn.EmbeddingBag(V, D), "needs an nn.Embedding or an nn.Linear; an EmbeddingBag is not one"),
         (nn.Embedding(V, D).weight, "a Parameter is not one"),
     ],
 )
@@ -153,17 +153,17 @@ def test_unsuitable_layers_are_rejected(module: Any, message: str) -> None:
     ],
 )
 def test_torch_layer_in_place_of_a_table_is_reported(build: Callable[[Any], Any]) -> None:
-    with pytest.raises(SettingsError, match=r"a Embedding is not one; pass .*WordTable.from_embedding\(embedding\)"):
+    with pytest.raises(SettingsError, match=r"an Embedding is not one; pass .*WordTable.from_embedding\(embedding\)"):
         build(nn.Embedding(V, D))
 
 
 def test_other_objects_in_place_of_a_table_are_reported() -> None:
     projections = rk.BandProjections(rk.BandedTable(V, D, sizes=[4]), D)
-    with pytest.raises(SettingsError, match="Plain: needs a word table; a int is not one"):
+    with pytest.raises(SettingsError, match="Plain: needs a word table; an int is not one"):
         rk.Plain(5)  # type: ignore[arg-type]
-    with pytest.raises(SettingsError, match="needs a banded table or a list of classifiers; a Embedding is not one"):
+    with pytest.raises(SettingsError, match="needs a banded table or a list of classifiers; an Embedding is not one"):
         rk.AdaptiveSoftmax(nn.Embedding(V, D), projections)  # type: ignore[arg-type]
-    with pytest.raises(SettingsError, match="needs a table with bands; a Embedding is not one; pass a BandedTable"):
+    with pytest.raises(SettingsError, match="needs a table with bands; an Embedding is not one; pass a BandedTable"):
         rk.BandProjections(nn.Embedding(V, D), D)  # type: ignore[arg-type]
 
 

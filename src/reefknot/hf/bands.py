@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reefknot.errors import ArgumentError
+from reefknot.errors import ArgumentError, describe_type
 from reefknot.nn.bounds import Count
 from reefknot.nn.tables import BandedTable, EmbeddingTable, compute_bounds
 
@@ -108,7 +108,7 @@ class EmbeddingBands(BandedTable):
         nn.Module.__init__(self)
         if not isinstance(embedding, nn.Embedding):
             raise ArgumentError(
-                f"EmbeddingBands: embedding is a {type(embedding).__name__}; pass the input embedding of the model, "
+                f"EmbeddingBands: embedding is {describe_type(embedding)}; pass the input embedding of the model, "
                 "model.get_input_embeddings()"
             )
         self.vocab_size, self.dim = embedding.weight.shape

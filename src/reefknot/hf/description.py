@@ -19,7 +19,7 @@ from torch import nn
 
 import reefknot.nn.classifiers
 import reefknot.nn.outputs
-from reefknot.errors import ArgumentError, DataError
+from reefknot.errors import ArgumentError, DataError, describe_type
 from reefknot.hf.bands import EmbeddingBands, TokenOrder
 from reefknot.nn.classifiers.contract import Classifier
 from reefknot.nn.outputs.contract import OutputEnd
@@ -56,7 +56,7 @@ def describe_end(end: OutputEnd, embedding: nn.Module) -> Description:
         if isinstance(value, OutputEnd | Classifier):
             return {"class": type(value).__name__, **describe_arguments(value)}
         raise ArgumentError(
-            f"replace_head: {name} is a {type(value).__name__}, which cannot be saved in the config of the model"
+            f"replace_head: {name} is {describe_type(value)}, which cannot be saved in the config of the model"
         )
 
     def describe_shared(value: Any) -> Description:

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 from transformers.utils.logging import tqdm
 
-from reefknot.errors import ArgumentError
+from reefknot.errors import ArgumentError, describe_type
 from reefknot.hf.head_model import ReefknotHeadForMaskedLM
 from reefknot.storage.token_scores import SUFFIX, TokenScores, write_token_scores
 
@@ -78,7 +78,9 @@ def _check_model(model: Any) -> None:
     is_masked = name in MODEL_FOR_MASKED_LM_MAPPING_NAMES.values() or isinstance(model, ReefknotHeadForMaskedLM)
     config = getattr(model, "config", None)
     if is_masked or getattr(config, "is_encoder_decoder", False):
-        raise ArgumentError(f"score_tokens: a {name} is not a causal language model, such as LlamaForCausalLM")
+        raise ArgumentError(
+            f"score_tokens: {describe_type(model)} is not a causal language model, such as LlamaForCausalLM"
+        )
 
 
 def _check_ids(tokens: Tensor, vocab_size: int) -> None:

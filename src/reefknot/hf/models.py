@@ -29,7 +29,7 @@ from transformers import (
 from transformers.modeling_outputs import CausalLMOutputWithPast, Seq2SeqLMOutput
 from transformers.utils import ModelOutput
 
-from reefknot.errors import ArgumentError
+from reefknot.errors import ArgumentError, describe_type
 from reefknot.hf.cache import ReefknotCache, read_tokens
 from reefknot.hf.head_model import register_causal_model
 from reefknot.kernels.scores import IGNORE
@@ -132,7 +132,7 @@ class _ReefknotModel(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         vocab_size = self.config.vocab_size
         if new_num_tokens not in (None, vocab_size) or vocab_size % (pad_to_multiple_of or 1):
             raise ArgumentError(
-                f"resize_token_embeddings: the vocabulary of a {type(self).__name__} is that of its run and cannot be "
+                f"resize_token_embeddings: the vocabulary of {describe_type(self)} is that of its run and cannot be "
                 f"resized; leave it at {vocab_size} tokens, or train a run with another vocabulary"
             )
         return self.get_input_embeddings()

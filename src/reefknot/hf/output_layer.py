@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from reefknot.errors import ArgumentError
+from reefknot.errors import ArgumentError, describe_type
 
 _PROBE_SCORES = (0.0, 1.0, 0.01, -3.0, 10_000.0)
 """Scores for five tokens: the first, second and last find a linear map, and the others find the slope of a cap. The
@@ -134,14 +134,14 @@ def probe_output_layer(model: PreTrainedModel) -> OutputLayer:
                 compute_logits(model, tokens)
         except Exception as error:
             raise ArgumentError(
-                f"replace_head: a {type(model).__name__} cannot compute hidden states from token ids alone, without "
+                f"replace_head: {describe_type(model)} cannot compute hidden states from token ids alone, without "
                 f"its output layer: {type(error).__name__}: {error}"
             ) from error
     vocab_size = logits_TV.shape[-1]
     if [scores.shape for scores in calls] != [(1, num_tokens, vocab_size)]:
         shapes = ", ".join(str(tuple(scores.shape)) for scores in calls)
         raise ArgumentError(
-            f"replace_head: for a text of {num_tokens} tokens, the output layer of a {type(model).__name__} must be "
+            f"replace_head: for a text of {num_tokens} tokens, the output layer of {describe_type(model)} must be "
             f"called once and return scores of shape (1, {num_tokens}, {vocab_size}); it is called {len(calls)} times "
             f"({shapes})"
         )

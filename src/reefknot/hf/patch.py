@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from reefknot.errors import ArgumentError
+from reefknot.errors import ArgumentError, describe_type
 from reefknot.hf import operations as operations  # registers the operations on deferred logits
 from reefknot.hf.deferred import DeferredLogits
 from reefknot.hf.loss import LogitsFreeLoss
@@ -93,7 +93,7 @@ class LogitsFree:
         try:
             _change_layers(_linear_layers(self._model, head), self._settings)
         except ArgumentError:
-            self._log.add(f"logits as usual (the output layer is now a {type(head).__name__})", logging.WARNING)
+            self._log.add(f"logits as usual (the output layer is now {describe_type(head)})", logging.WARNING)
 
     def undo(self) -> None:
         """Give the model its own output layer and loss function again. Logits that are deferred already still work."""
@@ -237,7 +237,7 @@ def _unwrap_model(model: Any) -> PreTrainedModel:
         elif isinstance(getattr(inner, "module", None), nn.Module):
             inner = inner.module
         else:
-            raise ArgumentError(f"{_FUNCTION}: model is a {type(model).__name__}; pass a transformers model")
+            raise ArgumentError(f"{_FUNCTION}: model is {describe_type(model)}; pass a transformers model")
     return inner
 
 

@@ -23,7 +23,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
 )
 
-from reefknot.errors import ArgumentError
+from reefknot.errors import ArgumentError, describe_type
 from reefknot.hf.bands import EmbeddingBand, TokenOrder
 from reefknot.hf.description import describe_end
 from reefknot.hf.head_model import (
@@ -114,7 +114,7 @@ def _check_model(model: Any) -> Any:
     name = type(model).__name__
     if not isinstance(model, PreTrainedModel):
         raise ArgumentError(
-            f"replace_head: model is a {name}; pass a language model of transformers, before PEFT or "
+            f"replace_head: model is {describe_type(model)}; pass a language model of transformers, before PEFT or "
             "torch.compile wraps it"
         )
     if isinstance(model, ReefknotHeadModel):
@@ -134,8 +134,8 @@ def _check_model(model: Any) -> Any:
         model_class = ReefknotHeadForCausalLM
     if model_class is None:
         raise ArgumentError(
-            f"replace_head: a {name} is not a causal, masked or encoder-decoder language model of transformers, such "
-            "as LlamaForCausalLM, BertForMaskedLM or T5ForConditionalGeneration"
+            f"replace_head: {describe_type(model)} is not a causal, masked or encoder-decoder language model of "
+            "transformers, such as LlamaForCausalLM, BertForMaskedLM or T5ForConditionalGeneration"
         )
     if not isinstance(model.get_output_embeddings(), nn.Linear):
         raise ArgumentError(f"replace_head: the output layer of the {name} must be an nn.Linear")
@@ -148,7 +148,7 @@ def _check_end(end: Any, layer: nn.Linear) -> None:
     """Raise an `ArgumentError` unless the end reads the hidden states of the layer and has its classes."""
     if not isinstance(end, OutputEnd):
         raise ArgumentError(
-            f"replace_head: end is a {type(end).__name__}; pass an output end, such as rk.Softmax(rk.Plain(table))"
+            f"replace_head: end is {describe_type(end)}; pass an output end, such as rk.Softmax(rk.Plain(table))"
         )
     vocab_size, dim = layer.weight.shape
     if (end.vocab_size, end.context_dim) != (vocab_size, dim):
@@ -162,7 +162,7 @@ def _find_token_order(end: OutputEnd, token_counts: Tensor | None) -> TokenOrder
     """Return the order of the tokens for an adaptive end."""
     if end.bands == 1:
         if token_counts is not None:
-            raise ArgumentError(f"replace_head: token_counts has no effect on a {type(end).__name__}; leave it out")
+            raise ArgumentError(f"replace_head: token_counts has no effect on {describe_type(end)}; leave it out")
         return None
     first_table = end.tables()[0]
     if isinstance(first_table, EmbeddingBand):

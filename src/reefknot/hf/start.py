@@ -20,7 +20,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from reefknot.errors import ArgumentError
+from reefknot.errors import ArgumentError, describe_type
 from reefknot.nn.classifiers.bilinear import Bilinear
 from reefknot.nn.classifiers.contract import Classifier
 from reefknot.nn.classifiers.drill import Drill
@@ -46,7 +46,7 @@ def start_same(end: OutputEnd, weight: Tensor, bias: Tensor) -> None:
         bias: The bias of the layer, with shape (V,). It is zero for a layer without bias.
     """
     if type(end) not in (Softmax, Augmented, SampledSoftmax):
-        raise _impossible(f"a {type(end).__name__} cannot compute a single softmax of linear scores")
+        raise _impossible(f"{describe_type(end)} cannot compute a single softmax of linear scores")
     classifier = cast(Softmax, end).classifier
     _copy_table(classifier, weight)
     _copy_bias(classifier, bias)
@@ -97,7 +97,7 @@ def set_identity(classifier: Classifier) -> None:
     Args:
         classifier: The classifier. Its scores may also have a number added that is the same for all classes.
     """
-    raise _impossible(f"a {type(classifier).__name__} classifier cannot compute linear scores")
+    raise _impossible(f"{describe_type(classifier)} classifier cannot compute linear scores")
 
 
 @set_identity.register

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reefknot.errors import ArgumentError
+from reefknot.errors import ArgumentError, describe_type
 from reefknot.kernels.choice import Choice, Impl, current_choice
 from reefknot.kernels.columns import column_parts
 from reefknot.kernels.scores import IGNORE, ScoreTransform, is_class
@@ -56,7 +56,7 @@ def check_is_tensor(function: str, name: str, argument: Any) -> None:
     if not isinstance(argument, Tensor):
         attribute = name.split()[-1].removeprefix("linear_")
         hint = f"; pass its {attribute}, not the layer" if isinstance(argument, torch.nn.Module) else ""
-        raise ArgumentError(f"{function}: {name} is a {type(argument).__name__}; it must be a tensor{hint}")
+        raise ArgumentError(f"{function}: {name} is {describe_type(argument)}; it must be a tensor{hint}")
     if argument.layout != torch.strided:
         layout = str(argument.layout).removeprefix("torch.")
         raise ArgumentError(f"{function}: {name} has the layout {layout}; pass a dense tensor")
@@ -124,7 +124,7 @@ def replace_ignore_index(targets_N: Tensor, ignore_index: int, num_classes: int)
 def check_is_number(function: str, name: str, value: Any, hint: str = "") -> None:
     """Raise an error unless the value is a number of Python or numpy."""
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise ArgumentError(f"{function}: {name} is a {type(value).__name__}; it must be a Python number{hint}")
+        raise ArgumentError(f"{function}: {name} is {describe_type(value)}; it must be a Python number{hint}")
 
 
 def check_integer(function: str, name: str, value: Any) -> None:

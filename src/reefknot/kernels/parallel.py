@@ -28,7 +28,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from reefknot.errors import ArgumentError
+from reefknot.errors import ArgumentError, describe_type
 from reefknot.kernels.arguments import check_is_tensor, needs_operators
 from reefknot.kernels.autograd import (
     LossOptions,
@@ -455,7 +455,7 @@ def _find_group(function: str, group: Any, tensors: ShardTensors) -> dist.Proces
     """Return the group that divides the classes: `group`, or that of the `DTensor`s."""
     if group is not None and not isinstance(group, dist.ProcessGroup):
         raise ArgumentError(
-            f"{function}: group is a {type(group).__name__}; pass a torch.distributed.ProcessGroup of which this "
+            f"{function}: group is {describe_type(group)}; pass a torch.distributed.ProcessGroup of which this "
             "process is a member"
         )
     for name in ("linear_weight", "linear_bias", "weight"):

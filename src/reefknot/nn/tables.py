@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reefknot.errors import ArgumentError, SettingsError
+from reefknot.errors import ArgumentError, SettingsError, describe_type
 from reefknot.nn.bounds import Count, Dim, Positive
 from reefknot.nn.constants import NO_TABLE_TO_SHARE
 from reefknot.nn.part import RecordsArguments
@@ -158,7 +158,9 @@ def _check_embedding(module: Any) -> None:
     """Raise an `ArgumentError` unless a table can hold the module."""
     name = type(module).__name__
     if not isinstance(module, nn.Embedding | nn.Linear):
-        raise ArgumentError(f"from_embedding: needs an nn.Embedding or an nn.Linear; a {name} is not one")
+        raise ArgumentError(
+            f"from_embedding: needs an nn.Embedding or an nn.Linear; {describe_type(module)} is not one"
+        )
     weight = module.weight
     if isinstance(weight, nn.parameter.UninitializedParameter):
         raise ArgumentError(f"from_embedding: the {name} has no shape yet; call it once before you make the table")
@@ -396,7 +398,7 @@ def check_banded(table: nn.Module, module: str) -> None:
         raise SettingsError(NO_TABLE_TO_SHARE)
     if not isinstance(table, WordTable):
         raise SettingsError(
-            f"{module}: needs a table with bands; a {type(table).__name__} is not one; pass a BandedTable"
+            f"{module}: needs a table with bands; {describe_type(table)} is not one; pass a BandedTable"
         )
     raise SettingsError(f"{module}: needs a table with bands; use a table of kind = 'banded'")
 

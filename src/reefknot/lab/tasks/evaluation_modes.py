@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from reefknot.errors import SettingsError
+from reefknot.errors import SettingsError, describe_type
 from reefknot.lab.config.settings import Settings, validate
 from reefknot.lab.evaluation.grid import shorten_split
 from reefknot.lab.tasks.requests import EvaluationRequest, format_option
@@ -178,7 +178,7 @@ def _check_carries_state(trained_run: TrainedLanguageModel) -> None:
     encoder = trained_run.model.encoder
     if not encoder.carries_state:
         raise SettingsError(
-            f"--streams: a {type(encoder).__name__} carries no state from window to window; use --context and --stride"
+            f"--streams: {describe_type(encoder)} carries no state from window to window; use --context and --stride"
         )
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
-from reefknot.errors import SettingsError
+from reefknot.errors import SettingsError, describe_type
 from reefknot.kernels.parallel import ClassShard
 from reefknot.lab.training.distributed import ParallelModel, World
 from reefknot.lab.training.row_shards import RowShards
@@ -133,7 +133,7 @@ def check_vocabulary_can_be_divided(model: LanguageModel) -> None:
     """Raise a `SettingsError` unless the loss of the output end works with a divided vocabulary."""
     if not model.output.divides_classes:
         raise SettingsError(
-            f"training.shard = vocabulary: the words of a {type(model.output).__name__} cannot be divided among "
+            f"training.shard = vocabulary: the words of {describe_type(model.output)} cannot be divided among "
             "processes; use softmax, augmented or adaptive, or training.shard = true"
         )
     for module in model.output.modules():

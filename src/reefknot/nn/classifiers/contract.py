@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from reefknot.errors import SettingsError
+from reefknot.errors import SettingsError, describe_type
 from reefknot.kernels.scores import at_least_float32
 from reefknot.nn.constants import NEEDS_WORD_TABLE, NO_TABLE_TO_SHARE
 from reefknot.nn.part import FLOPS_PER_WEIGHT, InheritsDocstrings, RecordsArguments, count_matrix_weights
@@ -138,7 +138,7 @@ def check_word_table(classifier: str, table: Any) -> None:
     if is_input_end(table):
         raise SettingsError(NO_TABLE_TO_SHARE)
     hint = hint_for_torch_layer(table)
-    raise SettingsError(f"{classifier}: needs a word table; a {type(table).__name__} is not one{hint}")
+    raise SettingsError(f"{classifier}: needs a word table; {describe_type(table)} is not one{hint}")
 
 
 # -- caches of class vectors ---------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reefknot.errors import SettingsError
+from reefknot.errors import SettingsError, describe_type
 from reefknot.nn.bounds import Dim, Positive, Probability, check_rates
 from reefknot.nn.inputs.contract import InputEnd
 from reefknot.nn.tables import BandedTable, WordTable, build_projection, hint_for_torch_layer
@@ -61,7 +61,7 @@ class Lookup(InputEnd):
             raise SettingsError(f"lookup: project_to = {project_to}: must be at least 1, or left out")
         if not isinstance(table, WordTable | BandedTable):
             raise SettingsError(
-                f"lookup: needs a table to look words up in; a {type(table).__name__} is not one"
+                f"lookup: needs a table to look words up in; {describe_type(table)} is not one"
                 f"{hint_for_torch_layer(table)}"
             )
         if isinstance(table, BandedTable):

@@ -17,7 +17,7 @@ from typing import cast
 
 from torch import Tensor
 
-from reefknot.errors import ArgumentError, SettingsError
+from reefknot.errors import ArgumentError, SettingsError, describe_type
 from reefknot.kernels.scores import IGNORE
 from reefknot.nn.encoders.contract import Encoded, SourceEncoder, State
 from reefknot.nn.inputs.contract import InputEnd
@@ -58,7 +58,7 @@ class Translator(LanguageModel):
         if not encoder.reads_source:
             raise SettingsError(
                 "a translator needs an encoder that reads a source, such as AttentionGRU or EncoderDecoder; "
-                f"a {type(encoder).__name__} does not"
+                f"{describe_type(encoder)} does not"
             )
         if source.dim != encoder.source_dim:
             raise SettingsError(

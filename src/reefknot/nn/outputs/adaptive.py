@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reefknot.errors import SettingsError
+from reefknot.errors import SettingsError, describe_type
 from reefknot.kernels.losses import row_losses, summed_loss
 from reefknot.kernels.reference import linear_scores
 from reefknot.kernels.scores import IGNORE
@@ -127,7 +127,7 @@ class AdaptiveSoftmax(OutputEnd):
             classifiers: Sequence[Classifier] = [Plain(table, bias=False) for table in classifier.tables]
         elif not isinstance(classifier, Sequence | nn.ModuleList):
             raise SettingsError(
-                f"adaptive softmax: needs a banded table or a list of classifiers; a {type(classifier).__name__} is "
+                f"adaptive softmax: needs a banded table or a list of classifiers; {describe_type(classifier)} is "
                 "not one; pass BandedTable(vocab_size, dim, sizes=...)"
             )
         else:

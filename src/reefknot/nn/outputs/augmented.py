@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reefknot.errors import SettingsError
+from reefknot.errors import SettingsError, describe_type
 from reefknot.kernels.losses import row_losses
 from reefknot.kernels.scores import IGNORE
 from reefknot.kernels.small import stored_augmented_losses, stores_scores
@@ -99,7 +99,7 @@ class Augmented(Softmax):
         super().__init__(classifier)
         if not isinstance(table, WordTable):
             raise SettingsError(
-                f"augmented: needs a word table to compare words with; a {type(table).__name__} is not one"
+                f"augmented: needs a word table to compare words with; {describe_type(table)} is not one"
                 f"{hint_for_torch_layer(table) or '. Use the word table of the input'}"
             )
         if table.vocab_size != classifier.vocab_size:

@@ -26,7 +26,7 @@ from typing import Any, ClassVar, NamedTuple, Self, get_args
 import torch
 from torch import Tensor, nn
 
-from reefknot.errors import ArgumentError, SettingsError
+from reefknot.errors import ArgumentError, SettingsError, describe_type
 from reefknot.kernels.arguments import check_integer, check_number, check_target_values, replace_ignore_index
 from reefknot.kernels.capture import send
 from reefknot.kernels.linear_cross_entropy import Reduction
@@ -452,7 +452,7 @@ def _check_call_settings(name: str, ignore_index: Any, reduction: Any, divisor: 
     """Raise an `ArgumentError` unless the keywords of a call of an output end are valid."""
     check_integer(name, "ignore_index", ignore_index)
     if plan is not None and not isinstance(plan, Plan):
-        raise ArgumentError(f"{name}: plan is a {type(plan).__name__}; pass the result of `prepare` for these targets")
+        raise ArgumentError(f"{name}: plan is {describe_type(plan)}; pass the result of `prepare` for these targets")
     if plan is not None and ignore_index != IGNORE:
         raise ArgumentError(
             f"{name}: a plan is given with ignore_index = {ignore_index}, but a plan ignores {IGNORE}; replace the "

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from reefknot.errors import SettingsError
+from reefknot.errors import SettingsError, describe_type
 from reefknot.kernels.losses import row_losses, smoothed_losses, smoothing_losses, summed_loss
 from reefknot.kernels.reference import linear_scores, transform_scores
 from reefknot.kernels.scores import IDENTITY, ScoreTransform
@@ -49,7 +49,7 @@ class Softmax(OutputEnd):
         super().__init__()
         if not isinstance(classifier, Classifier):
             raise SettingsError(
-                f"softmax: needs a classifier, such as Plain(table); a {type(classifier).__name__} is not one"
+                f"softmax: needs a classifier, such as Plain(table); {describe_type(classifier)} is not one"
                 f"{hint_for_torch_layer(classifier, 'Plain')}"
             )
         check_rates("softmax", smoothing=smoothing)

@@ -122,3 +122,16 @@ def test_sweep_over_vocabularies_is_drawn(script: dict[str, Any]) -> None:
     svg = script["draw_figure"](record)
     assert svg.count("stroke: #0e83c4; stroke-width: 3") == 3, "one line of time, one of memory, one in the legend"
     assert svg == script["draw_figure"](record)
+
+
+def test_readme_table_has_the_known_competitors_that_were_measured(script: dict[str, Any]) -> None:
+    record = _record()
+    row = record["rows"][0] | {"shape": [8192, 1024, 267735]}
+    eager = row | {"competitor": "eager torch", "ms": 119.4, "over_mib": 12013.2, "worst_error": 0.0193}
+    unknown = row | {"competitor": "another package"}
+    record["rows"] = [row, unknown, eager]
+    record["environment"]["gpus"] = ["An Engine"]
+    assert script["format_loss_table"]({"engine": record}).splitlines()[2:] == [
+        "| eager torch | 119 | 12,013 | 0.019 |",
+        "| **Reefknot** | 1 | 0 | 1e-06 |",
+    ]

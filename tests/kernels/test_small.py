@@ -35,6 +35,7 @@ DEVICE = "cpu" if INTERPRETED else "cuda"
 def never_store_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute even the smallest problems by the kernel."""
     monkeypatch.setattr(small, "MAX_STORED_SCORES", 0)
+    monkeypatch.setattr(small, "MAX_UNALIGNED_SCORES", 0)
 
 
 def make_problem(rows: int, dim: int, classes: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, ...]:
@@ -128,9 +129,9 @@ def test_gradients_are_scaled_and_a_second_backward_pass_repeats_them(is_mean: b
 @gpu_only
 @pytest.mark.parametrize("name", ["stored_losses", "small_summed_loss"])
 def test_ends_take_the_path_except_among_general_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    hidden_ND, weight_VD, targets_N = make_problem(130, 64, 500)
+    hidden_ND, weight_VD, targets_N = make_problem(130, 64, 512)
     monkeypatch.setattr(small, "MAX_STORED_SCORES", 2**25 if name == "stored_losses" else 0)
-    end = Softmax(Plain(WordTable(500, 64))).to(DEVICE, torch.bfloat16)
+    end = Softmax(Plain(WordTable(512, 64))).to(DEVICE, torch.bfloat16)
     with torch.no_grad():
         end.classifier.table.weight.copy_(weight_VD)
     with mock.patch.object(losses, name, wraps=getattr(small, name)) as small_loss:
@@ -138,7 +139,7 @@ def test_ends_take_the_path_except_among_general_kernels(name: str, monkeypatch:
         assert small_loss.call_count == 1
         with small.general_kernels():
             assert not small.is_small_problem(hidden_ND, weight_VD, targets_N)
-            assert not small.stores_scores(hidden_ND, 500)
+            assert not small.stores_scores(hidden_ND, 512)
             general_total = end(hidden_ND, targets_N, reduction="sum").loss
         assert small_loss.call_count == 1
     assert relative_error(total, general_total.double()) < 1e-4

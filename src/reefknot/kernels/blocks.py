@@ -11,7 +11,7 @@ Shapes: N rows (tokens), V classes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MIN_CLASSES = 256
 """The minimum number of classes in a block, whatever the budget: a product with fewer classes is too slow."""
@@ -97,30 +97,33 @@ def choose_block_size(
 def _cut_rows_and_classes(
     num_rows: int, num_classes: int, costs: BlockCosts, budget: int, group: int, min_rows: int
 ) -> BlockSize:
-    """Return the size of blocks with some of the rows and some of the classes.
+    """Return the size of blocks with some of the classes, and with all rows if enough classes fit.
 
-    Fewer rows leave memory for more classes, until the accumulator takes that memory. So halve the rows until enough
-    classes fit.
+    An accumulator may take more than the budget, and the copies of all rows too. Then the larger of the two is avoided,
+    and blocks may take a quarter of the other one. Smaller blocks would be slow and save little.
     """
-    max_classes: dict[int, int] = {}  # by number of rows
+    row_bytes = costs.total_bytes(num_rows, 0, several=False)
+    enough_classes = min(num_classes, costs.min_classes)
     rows = num_rows
-    while True:
-        free_bytes = budget - costs.total_bytes(rows, 0, several=rows < num_rows)
-        max_classes[rows] = int(free_bytes // (costs.bytes_per_score * rows + costs.bytes_per_class))
-        if max_classes[rows] >= min(num_classes, costs.min_classes) or rows <= min_rows:
-            break
+    max_classes = _count_classes(rows, costs, budget)
+    if max_classes < enough_classes and costs.accumulator_bytes:
+        if row_bytes > costs.accumulator_bytes:
+            block_budget = max(budget - costs.accumulator_bytes, costs.accumulator_bytes // 4)
+            return choose_block_size(num_rows, num_classes, replace(costs, accumulator_bytes=0), block_budget, group)
+        max_classes = max(max_classes, _count_classes(rows, costs, row_bytes * 5 // 4))
+    # Fewer rows leave memory for more classes.
+    while max_classes < enough_classes and rows > min_rows and not costs.accumulator_bytes:
         rows = _round_up(-(-rows // 2), group)
-    min_classes = min(num_classes, MIN_CLASSES)
-    candidates = [rows for rows, classes in max_classes.items() if classes >= min_classes]
-    if candidates:
-        rows = max(candidates, key=lambda rows: min(max_classes[rows], costs.min_classes))
-    else:
-        # Nothing fits. Take the rows that need the least memory; an accumulator may need more than many rows.
-        rows = min(max_classes, key=lambda rows: costs.total_bytes(rows, min_classes, several=rows < num_rows))
-        if rows == num_rows and costs.accumulator_bytes:
-            min_classes = min(num_classes, costs.min_classes)
-    classes = even_size(num_classes, max(max_classes[rows], min_classes), max(costs.size_multiple, MIN_CLASSES))
+        max_classes = _count_classes(rows, costs, budget)
+    max_classes = max(max_classes, min(num_classes, MIN_CLASSES))
+    classes = even_size(num_classes, max_classes, max(costs.size_multiple, MIN_CLASSES))
     return BlockSize(min(rows, num_rows), classes)
+
+
+def _count_classes(rows: int, costs: BlockCosts, budget: float) -> int:
+    """Return how many classes fit into a block with this number of rows."""
+    free_bytes = budget - costs.total_bytes(rows, 0, several=False)
+    return int(free_bytes // (costs.bytes_per_score * rows + costs.bytes_per_class))
 
 
 def even_size(total: int, limit: int, multiple: int, group: int = 1) -> int:

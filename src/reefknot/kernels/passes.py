@@ -257,18 +257,12 @@ def compute_losses_with_gradients(
 
 
 def _choose_layout(inputs: LossInputs, needs_grad: NeedsGrad, group: int) -> tuple[BlockSize, int]:
-    """Return the size of blocks for losses and gradients, and how many blocks of scores `KeptScores` may allocate.
-
-    Several blocks of rows are compared with several blocks of classes by the memory traffic that they add.
-    """
+    """Return the size of blocks for losses and gradients, and how many blocks of scores `KeptScores` may allocate."""
     block_size = inputs.block_size(group)
     operations_per_byte = inputs.backend.operations_per_byte(inputs.dtype)
-    is_one_block = block_size.rows >= inputs.num_rows and block_size.classes >= inputs.num_classes
     _, needs_weight, _ = needs_grad
-    if is_one_block or operations_per_byte is None or not needs_weight:
+    if block_size.classes >= inputs.num_classes or operations_per_byte is None or not needs_weight:
         return block_size, 0
-    weight = inputs.weight
-    gradient_dim = _gradient_dim(weight)
     layout = choose_kept_layout(
         inputs.num_rows,
         inputs.num_classes,
@@ -276,18 +270,10 @@ def _choose_layout(inputs: LossInputs, needs_grad: NeedsGrad, group: int) -> tup
         inputs.block_costs(),
         inputs.budget,
         inputs.backend.kept_bytes(1, MIN_CLASSES, inputs.dtype) / MIN_CLASSES,
-        gradient_dim * _gradient_dtype(weight).itemsize,
+        _gradient_dim(inputs.weight) * _gradient_dtype(inputs.weight).itemsize,
         operations_per_byte,
     )
-    if layout is None:
-        return block_size, 0
-    if block_size.classes >= inputs.num_classes:
-        # Every block of rows after the first reads and writes the sums of the classes' gradients.
-        num_row_blocks = -(-inputs.num_rows // block_size.rows)
-        sum_bytes = gradient_dim * accumulation_dtype(weight.dtype).itemsize
-        if 2 * (num_row_blocks - 1) * inputs.num_classes * sum_bytes <= layout.extra_bytes:
-            return block_size, 0
-    return layout.block_size, layout.spare_blocks
+    return (block_size, 0) if layout is None else (layout.block_size, layout.spare_blocks)
 
 
 def compute_gradients(

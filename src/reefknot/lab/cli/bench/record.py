@@ -6,6 +6,7 @@ and saved at once, so a benchmark that is stopped keeps what it has measured.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,6 +66,7 @@ class Record:
     """The part of the file that is not measurements: the benchmark, the machine and the options."""
     rows: list[dict[str, Any]] = field(default_factory=list)
     """The measurements of all tables so far, as plain JSON values."""
+    started_at: float = field(default_factory=time.monotonic)
 
     def print_header(self, machine: dict[str, Any], notes: Sequence[str] = (), **details: Any) -> None:
         """Print the machine, its software and `notes`, and record them together with `details`."""
@@ -86,8 +88,8 @@ class Record:
         typer.echo(text)
 
     def print_progress(self, text: str) -> None:
-        """Print a line about the progress, on stderr."""
-        typer.echo(text, err=True)
+        """Print a line about the progress, with the time since the start, on stderr."""
+        typer.echo(f"{time.monotonic() - self.started_at:4.0f} s  {text}", err=True)
 
     def add_table(
         self,

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from reefknot.kernels.arguments import needs_operators
 from reefknot.kernels.autograd import apply_in_loop, compute_once_differentiable, scale_gradients
-from reefknot.kernels.blocks import BlockCosts, BlockSize, choose_block_size, even_size
+from reefknot.kernels.blocks import BlockSize, even_size
 from reefknot.kernels.passes import allocate_gradient
 from reefknot.kernels.reference import linear_scores
 from reefknot.kernels.scores import (
@@ -304,9 +304,11 @@ class DivergenceInputs:
     def _block_sizes(self, needs_grad: Sequence[bool]) -> _BlockSizes:
         """Return how many rows are computed at once, with all their classes."""
         num_rows, num_classes = max(self.student.hidden.shape[0], 1), self.student.weight.shape[0]
-        if self.impl != "triton":  # six matrices of a block exist at the same time
-            costs = BlockCosts(bytes_per_score=6 * accumulation_dtype(self.dtypes[0]).itemsize, min_rows=1)
-            rows = choose_block_size(num_rows, num_classes, costs, self.budget).rows
+        if self.impl != "triton":
+            num_matrices = 9 if self.options.kind == "jsd" else 7  # they exist at the same time in `compare_rows`
+            num_matrices += any(needs_grad[:3]) + any(needs_grad[3:])
+            row_bytes = num_classes * num_matrices * self.loss_dtype.itemsize
+            rows = even_size(num_rows, max(self.budget // row_bytes, 1), multiple=8)
             return _BlockSizes(rows, rows)
         grad_bytes = any(needs_grad[:3]) * self.dtypes[0].itemsize + any(needs_grad[3:]) * self.dtypes[1].itemsize
         accumulator_bytes = sum(

@@ -297,14 +297,15 @@ def test_mistakes_raise_clear_errors(changes: dict[str, Any], message: str) -> N
 
 @pytest.mark.parametrize("kind", ["forward", "reverse", "jsd"])
 @pytest.mark.parametrize("both", [True, False], ids=["both sides", "the teacher"])
-def test_ruled_out_classes_add_nothing(kind: Any, both: bool) -> None:
+@pytest.mark.parametrize("impl", ["reference", "chunked"])
+def test_ruled_out_classes_add_nothing(kind: Any, both: bool, impl: Any) -> None:
     """A bias of minus infinity rules out a class. With both sides ruled out, the others give the divergence."""
     student, teacher = make_side(12, 4, 33), make_side(12, 3, 33)
     ruled_out_V = torch.zeros(33, dtype=torch.float64)
     ruled_out_V[20:] = -torch.inf
     masked_teacher = (*teacher[:2], ruled_out_V)
     masked_student = (*student[:2], ruled_out_V if both else torch.zeros(33, dtype=torch.float64))
-    value = linear_divergence(masked_student, masked_teacher, kind)
+    value = linear_divergence(masked_student, masked_teacher, kind, impl=impl)
     if kind == "reverse" and not both:
         assert value.isposinf()  # the student finds possible what the teacher rules out
         return
@@ -337,6 +338,7 @@ def test_masked_rows_may_be_nan() -> None:
         ({"teacher_rows": torch.full((12,), 12)}, "from 0 to 11"),
         ({"teacher_rows": torch.ones(12, dtype=torch.bool)}, r"it must be \(12,\) integers"),
         ({"classes": [1, 2]}, "tensor of integers"),
+        ({"classes": torch.tensor([1], device="meta")}, "on cpu and meta; put them on one device"),
         ({"classes": torch.ones(33, dtype=torch.bool)}, "tensor of integers"),
         ({"student": (torch.randn(12, 4), torch.nn.Linear(4, 33))}, "student's weight is a Linear; .*pass its weight"),
         ({"student": (torch.randn(12, 4), torch.randn(33, 4).to_sparse())}, "pass a dense tensor"),

@@ -68,7 +68,12 @@ def reference_losses(student: Head, teacher: Head, options: Options) -> Tensor:
         return _reference_kl(teacher_log_probs_NV, student_log_probs_NV)
     if options.kind == "reverse":
         return _reference_kl(student_log_probs_NV, teacher_log_probs_NV)
-    log_mixture_NV = _log_mixture(student_log_probs_NV, teacher_log_probs_NV, options.beta)
+    # The gradient of log(exp(a) + exp(b)) is NaN if both a and b are minus infinity.
+    finite_student_NV, finite_teacher_NV = (
+        log_probs_NV.clamp(min=torch.finfo(log_probs_NV.dtype).min)
+        for log_probs_NV in (student_log_probs_NV, teacher_log_probs_NV)
+    )
+    log_mixture_NV = _log_mixture(finite_student_NV, finite_teacher_NV, options.beta)
     to_teacher_N = _reference_kl(teacher_log_probs_NV, log_mixture_NV)
     to_student_N = _reference_kl(student_log_probs_NV, log_mixture_NV)
     return options.beta * to_teacher_N + (1 - options.beta) * to_student_N

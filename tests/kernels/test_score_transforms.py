@@ -184,6 +184,16 @@ def test_old_keywords_work_with_a_warning() -> None:
         assert torch.equal(linear_cross_entropy(hidden=p.h, linear_weight=p.w, targets=p.y, bias=p.b), expected)
 
 
+def test_old_keywords_work_in_a_compiled_graph() -> None:
+    p = problem(12, 5, 33)
+
+    def loss(h: Tensor, w: Tensor, y: Tensor, b: Tensor | None) -> Tensor:
+        return linear_cross_entropy(hidden=h, linear_weight=w, targets=y, bias=b)
+
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(p.h, p.w, p.y, p.b), linear_cross_entropy(p.h, p.w, p.y, p.b))
+
+
 def test_divisor_works_with_probabilities_and_groups_of_classes() -> None:
     torch.manual_seed(0)
     hidden, weight = torch.randn(6, 5, dtype=torch.float64), torch.randn(9, 5, dtype=torch.float64)

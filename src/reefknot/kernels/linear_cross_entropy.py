@@ -385,8 +385,9 @@ def _rename_old_names(
             raise TypeError(f"{_FUNCTION}() got an unexpected keyword argument {old_name!r}")
         if arguments[name] is not None:
             raise ArgumentError(f"{_FUNCTION}: {old_name} is the old name of {name}; pass only {name}")
-        message = f"{_FUNCTION}: the keyword {old_name} is now called {name}, as in torch"
-        warnings.warn(message, DeprecationWarning, stacklevel=3)
+        if not torch.compiler.is_compiling():  # a graph cannot warn
+            message = f"{_FUNCTION}: the keyword {old_name} is now called {name}, as in torch"
+            warnings.warn(message, DeprecationWarning, stacklevel=3)
         arguments[name] = value
     if arguments["linear_weight"] is None and class_weight is not None:
         raise ArgumentError(

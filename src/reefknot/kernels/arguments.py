@@ -67,6 +67,13 @@ def check_is_tensor(function: str, name: str, argument: Any) -> None:
         raise ArgumentError(f"{function}: {name} has the layout {layout}; pass a dense tensor")
     if argument.is_nested:
         raise ArgumentError(f"{function}: {name} is a nested tensor; pass its values, a dense tensor")
+    if is_distributed(argument):
+        raise ArgumentError(f"{function}: {name} is a DTensor; pass a plain tensor, for example its full_tensor()")
+
+
+def is_distributed(tensor: Any) -> bool:
+    """Return whether a tensor is a `DTensor`. Importing that class to ask would take long."""
+    return hasattr(tensor, "device_mesh")
 
 
 def check_target_type(function: str, hidden: Tensor, target: Any) -> None:

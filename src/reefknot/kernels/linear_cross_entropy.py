@@ -36,6 +36,7 @@ from reefknot.kernels.arguments import (
     check_target_type,
     check_target_values,
     choose,
+    is_distributed,
     replace_ignore_index,
     score_transform,
 )
@@ -46,7 +47,6 @@ from reefknot.kernels.losses import row_results, smoothing_losses, summed_loss
 from reefknot.kernels.parallel import (
     ClassShard,
     ShardTensors,
-    is_distributed,
     open_shard,
     report_failure,
     transform_numbers,

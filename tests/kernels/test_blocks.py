@@ -36,9 +36,17 @@ def bytes_of(blocks: BlockSize, rows: int, costs: BlockCosts) -> float:
     return scores + copies + costs.bytes_per_row * blocks.rows + (costs.accumulator_bytes if blocks.rows < rows else 0)
 
 
-def is_smallest(blocks: BlockSize, costs: BlockCosts, group: int) -> bool:
-    """Return whether no smaller blocks are allowed."""
-    return blocks.rows <= max(costs.min_rows, group) and blocks.classes <= MIN_CLASSES
+def least_bytes(rows: int, classes: int, costs: BlockCosts, group: int) -> float:
+    """Return how many bytes blocks may take, whatever the budget.
+
+    Blocks with all rows need the copies of all rows, and other blocks need the accumulator. Blocks may take a quarter
+    of that, or have the smallest number of classes.
+    """
+    few_classes = min(classes, MIN_CLASSES)
+    few_rows = BlockSize(min(rows, max(costs.min_rows, group)), few_classes)
+    accumulator = costs.accumulator_bytes
+    with_all_rows = max(5 / 4 * rows * costs.bytes_per_row, bytes_of(BlockSize(rows, few_classes), rows, costs))
+    return min(with_all_rows, accumulator + max(accumulator / 4, bytes_of(few_rows, few_rows.rows, costs)))
 
 
 @given(plans())
@@ -53,16 +61,18 @@ def test_every_score_is_in_exactly_one_block(plan: tuple[int, int, BlockCosts, i
         assert end == total
 
 
-@given(plans())
-def test_blocks_fit_the_memory_budget(plan: tuple[int, int, BlockCosts, int, int]) -> None:
-    rows, _, costs, budget, group = plan
-    blocks = choose_block_size(*plan)
-    if bytes_of(blocks, rows, costs) <= budget or is_smallest(blocks, costs, group):
-        return
-    # The accumulator or the copies of all rows take more than the budget, or leave too little of it.
-    unavoidable = min(costs.accumulator_bytes, rows * costs.bytes_per_row)
-    assert unavoidable > 0
-    assert bytes_of(blocks, rows, costs) <= 5 / 4 * unavoidable or blocks.classes <= MIN_CLASSES
+@given(plans(), st.booleans())
+def test_blocks_fit_the_memory_budget(plan: tuple[int, int, BlockCosts, int, int], all_rows: bool) -> None:
+    rows, classes, costs, budget, group = plan
+    blocks = choose_block_size(*plan, all_rows)
+    assert bytes_of(blocks, rows, costs) <= max(budget, least_bytes(rows, classes, costs, group))
+
+
+def test_many_rows_of_few_dimensions_fit_the_memory_budget() -> None:
+    costs = BlockCosts(bytes_per_score=12, bytes_per_row=512, bytes_per_class=256, accumulator_bytes=128 * 300_000)
+    blocks = choose_block_size(50_000, 300_000, costs, budget=2**26)
+    assert bytes_of(blocks, 50_000, costs) <= 2**26
+    assert blocks.rows * blocks.classes > 2**20
 
 
 @given(plans())

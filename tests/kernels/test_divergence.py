@@ -5,6 +5,7 @@ Shapes: N rows, D dimensions, V classes.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from reefknot.kernels import ops
 from reefknot.kernels.divergence import linear_divergence
 
 from .dense import largest_error, relative_error
+from .memory import MEBIBYTE, peak
 
 Side = tuple[Tensor, Tensor, Tensor | None]
 KINDS = ("forward", "reverse", "jsd")
@@ -185,18 +187,23 @@ def test_mean_of_no_rows_is_zero() -> None:
     assert all(not gradient.any() for gradient in torch.autograd.grad(loss, leaves(student)))
 
 
-def test_no_more_scores_exist_than_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    largest, original = 0, torch.log_softmax
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("teacher_grad", [True, False])
+def test_working_memory_fits_the_budget(kind: Any, teacher_grad: bool, tmp_path: Path) -> None:
+    student, teacher = make_side(200, 4, 5000), make_side(200, 3, 5000)
+    inputs = leaves(student, teacher) if teacher_grad else leaves(student)
 
-    def spy(x: Tensor, dim: int) -> Tensor:
-        nonlocal largest
-        largest = max(largest, x.numel() * x.element_size())
-        return original(x, dim=dim)
+    def step() -> object:
+        loss = linear_divergence(student, teacher, kind, memory=8.0, teacher_grad=teacher_grad)
+        return torch.autograd.grad(loss, inputs)
 
-    monkeypatch.setattr(torch, "log_softmax", spy)
-    student, teacher = make_side(400, 4, 500), make_side(400, 3, 500)
-    linear_divergence(student, teacher, memory=1.0).backward()
-    assert 0 < 6 * largest <= 2**20
+    gradients = sum(tensor.nbytes for tensor in inputs)
+    assert 4 * MEBIBYTE < peak(step, tmp_path) - gradients < 8.5 * MEBIBYTE
+
+
+def test_least_memory_is_that_of_one_row(tmp_path: Path) -> None:
+    student, teacher = make_side(20, 2, 50_000), make_side(20, 2, 50_000)
+    assert peak(lambda: linear_divergence(student, teacher, memory=0.5).backward(), tmp_path) < 12 * 50_000 * 8
 
 
 def test_second_backward_pass_gives_the_same_gradients() -> None:
@@ -290,14 +297,15 @@ def test_mistakes_raise_clear_errors(changes: dict[str, Any], message: str) -> N
 
 @pytest.mark.parametrize("kind", ["forward", "reverse", "jsd"])
 @pytest.mark.parametrize("both", [True, False], ids=["both sides", "the teacher"])
-def test_ruled_out_classes_add_nothing(kind: Any, both: bool) -> None:
+@pytest.mark.parametrize("impl", ["reference", "chunked"])
+def test_ruled_out_classes_add_nothing(kind: Any, both: bool, impl: Any) -> None:
     """A bias of minus infinity rules out a class. With both sides ruled out, the others give the divergence."""
     student, teacher = make_side(12, 4, 33), make_side(12, 3, 33)
     ruled_out_V = torch.zeros(33, dtype=torch.float64)
     ruled_out_V[20:] = -torch.inf
     masked_teacher = (*teacher[:2], ruled_out_V)
     masked_student = (*student[:2], ruled_out_V if both else torch.zeros(33, dtype=torch.float64))
-    value = linear_divergence(masked_student, masked_teacher, kind)
+    value = linear_divergence(masked_student, masked_teacher, kind, impl=impl)
     if kind == "reverse" and not both:
         assert value.isposinf()  # the student finds possible what the teacher rules out
         return
@@ -330,6 +338,7 @@ def test_masked_rows_may_be_nan() -> None:
         ({"teacher_rows": torch.full((12,), 12)}, "from 0 to 11"),
         ({"teacher_rows": torch.ones(12, dtype=torch.bool)}, r"it must be \(12,\) integers"),
         ({"classes": [1, 2]}, "tensor of integers"),
+        ({"classes": torch.tensor([1], device="meta")}, "on cpu and meta; put them on one device"),
         ({"classes": torch.ones(33, dtype=torch.bool)}, "tensor of integers"),
         ({"student": (torch.randn(12, 4), torch.nn.Linear(4, 33))}, "student's weight is a Linear; .*pass its weight"),
         ({"student": (torch.randn(12, 4), torch.randn(33, 4).to_sparse())}, "pass a dense tensor"),

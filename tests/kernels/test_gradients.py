@@ -6,7 +6,6 @@ Shapes: N rows, D dimensions, V classes.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
 from reefknot.errors import ArgumentError
 from reefknot.kernels.choice import using
@@ -22,8 +20,7 @@ from reefknot.kernels.linear_cross_entropy import linear_cross_entropy
 from reefknot.kernels.losses import row_losses, summed_loss
 
 from .dense import MEMORY, Problem, dense_losses, largest_error, problem, relative_error
-
-MEBIBYTE = 2**20
+from .memory import MEBIBYTE, peak
 
 Loss = Callable[[Problem], Tensor]
 
@@ -221,17 +218,6 @@ def test_repeated_calls_are_bitwise_equal(loss: Loss, memory: float) -> None:
 
 
 # -- memory --------------------------------------------------------------------------------------------------------
-
-
-def peak(step: Callable[[], object], folder: Path) -> int:
-    """Return the largest number of bytes that torch allocates during a step."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
-        step()
-    trace = folder / "trace.json"
-    record.export_chrome_trace(str(trace))
-    events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["name"] == "[memory]"]
-    changes = [int(event["args"]["Bytes"]) for event in sorted(events, key=lambda event: event["ts"])]
-    return max(itertools.accumulate(changes))
 
 
 @both_losses

@@ -25,9 +25,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from reefknot.errors import ArgumentError
+from reefknot.kernels.divergence import linear_divergence
 from reefknot.kernels.linear_cross_entropy import linear_cross_entropy
 from reefknot.kernels.log_probs import linear_log_probs
 from reefknot.kernels.parallel import sharded_embedding
+from reefknot.kernels.topk import linear_topk
 from reefknot.nn.linear_cross_entropy_loss import LinearCrossEntropyLoss
 
 from .dense import IGNORE, MEMORY, Problem, largest_error, problem
@@ -365,6 +367,16 @@ def case_dtensor(process: Process) -> None:
         linear_cross_entropy(h, distribute_tensor(whole.w.detach(), mesh, [Replicate()]), whole.y)
     with pytest.raises(ArgumentError, match=r"input is a DTensor .* redistribute it to Replicate\(\)"):
         linear_cross_entropy(distribute_tensor(h.detach(), mesh, [Shard(0)]), w, whole.y)
+    for call in (
+        lambda: linear_cross_entropy(h, whole.w, whole.y, b),
+        lambda: linear_cross_entropy(distribute_tensor(h.detach(), mesh, [Replicate()]), whole.w, whole.y),
+        lambda: linear_topk(h, w, 2),
+        lambda: linear_divergence((h, whole.w), (h, w)),
+    ):
+        with pytest.raises(ArgumentError, match="is a DTensor; pass a plain tensor"):
+            call()
+    with pytest.raises(ArgumentError, match="softcap = -1"):
+        linear_cross_entropy(distribute_tensor(h.detach(), mesh, [Replicate()]), w, whole.y, softcap=-1.0)
     square = init_device_mesh("cpu", (process.size, 1))
     with pytest.raises(ArgumentError, match="must be on a one-dimensional mesh"):
         linear_cross_entropy(h, distribute_tensor(whole.w.detach(), square, [Shard(0), Shard(0)]), whole.y)

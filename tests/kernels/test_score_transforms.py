@@ -184,6 +184,16 @@ def test_old_keywords_work_with_a_warning() -> None:
         assert torch.equal(linear_cross_entropy(hidden=p.h, linear_weight=p.w, targets=p.y, bias=p.b), expected)
 
 
+def test_old_keywords_work_in_a_compiled_graph() -> None:
+    p = problem(12, 5, 33)
+
+    def loss(h: Tensor, w: Tensor, y: Tensor, b: Tensor | None) -> Tensor:
+        return linear_cross_entropy(hidden=h, linear_weight=w, targets=y, bias=b)
+
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(p.h, p.w, p.y, p.b), linear_cross_entropy(p.h, p.w, p.y, p.b))
+
+
 def test_divisor_works_with_probabilities_and_groups_of_classes() -> None:
     torch.manual_seed(0)
     hidden, weight = torch.randn(6, 5, dtype=torch.float64), torch.randn(9, 5, dtype=torch.float64)
@@ -256,6 +266,9 @@ H, W, Y = torch.randn(6, 4), torch.randn(9, 4), torch.tensor([0, 1, 2, 8, IGNORE
         ({"input": H.view(2, 3, 4), "linear_weight": W, "target": torch.rand(2, 3, 9)}, r"must be \(N, dim\)"),
         ({"input": H, "linear_weight": Y, "target": W}, "linear_weight is torch.int64"),
         ({"input": H, "linear_weight": W, "target": torch.rand(6, 9), "ignore_index": 3}, "class ids only"),
+        ({"input": H, "linear_weight": W[:0], "target": torch.rand(6, 0)}, "at least one class and one dimension"),
+        ({"input": H[:, :0], "linear_weight": W[:, None, :0], "target": Y[:, None]}, "at least one class and one"),
+        ({"input": H, "linear_weight": W[:, None].to(torch.float8_e4m3fn), "target": Y[:, None]}, "float8_e4m3fn; it"),
         ({"input": H, "linear_weight": W, "target": Y, "temperature": torch.tensor(2.0)}, "must be a Python number"),
         ({"input": H, "linear_weight": W, "target": Y, "logit_scale": torch.tensor(2.0)}, "scale that is learned"),
         ({"input": H, "linear_weight": W, "target": Y, "label_smoothing": True}, "must be a Python number"),

@@ -5,6 +5,8 @@ Shapes: N rows, V classes, K best.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -13,6 +15,7 @@ from reefknot.kernels.choice import using
 from reefknot.kernels.topk import linear_topk
 
 from .dense import MEMORY, largest_error, problem
+from .memory import MEBIBYTE, peak
 
 
 @pytest.mark.parametrize("memory", MEMORY)
@@ -57,10 +60,21 @@ def test_classes_of_probability_zero_do_not_give_nan(memory: float, experts: int
     assert largest_error(torch.autograd.grad(best.log_probs[:, :4].square().sum(), [p.h, p.w]), exact) < 1e-12
 
 
-def test_zero_rows_give_empty_topk() -> None:
-    log_probs_NK, ids_NK = linear_topk(torch.zeros(0, 4), torch.randn(9, 4), 5)
+@pytest.mark.parametrize("experts", [1, 3])
+def test_zero_rows_give_empty_topk_with_gradients(experts: int) -> None:
+    hidden_ND = torch.zeros(0, 4, requires_grad=True)
+    log_prior_NK = None if experts == 1 else torch.zeros(0, experts)
+    log_probs_NK, ids_NK = linear_topk(hidden_ND, torch.randn(9, 4), 5, log_prior=log_prior_NK)
     assert log_probs_NK.shape == ids_NK.shape == (0, 5)
     assert ids_NK.dtype == torch.long
+    assert torch.autograd.grad(log_probs_NK.sum(), hidden_ND)[0].shape == (0, 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_working_memory_of_topk_fits_the_budget(dtype: torch.dtype, tmp_path: Path) -> None:
+    hidden_ND, weight_VD = torch.randn(200, 4, dtype=dtype), torch.randn(5000, 4, dtype=dtype)
+    used = peak(lambda: linear_topk(hidden_ND, weight_VD, 5, memory=4.0), tmp_path)
+    assert MEBIBYTE < used < 4.25 * MEBIBYTE
 
 
 def test_topk_log_probs_are_float32_under_autocast() -> None:

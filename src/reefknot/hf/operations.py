@@ -20,8 +20,8 @@ from torch import Tensor
 from reefknot.hf import scores as compute
 from reefknot.hf.deferred import HANDLERS, DeferredLogits, Handler
 from reefknot.hf.scores import Scores, Step
+from reefknot.kernels.arguments import is_distributed
 from reefknot.kernels.linear_cross_entropy import Reduction
-from reefknot.kernels.parallel import is_distributed
 
 _Function = TypeVar("_Function", bound=Handler)
 

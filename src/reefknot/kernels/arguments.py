@@ -15,7 +15,7 @@ from torch import Tensor
 
 from reefknot.errors import ArgumentError, describe_type
 from reefknot.kernels.choice import Choice, Impl, current_choice
-from reefknot.kernels.columns import column_parts
+from reefknot.kernels.columns import ClassVectors, column_parts
 from reefknot.kernels.scores import IGNORE, ScoreTransform, is_class
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -33,14 +33,19 @@ def check_classifier(function: str, hidden: Any, weight: Any, bias: Any) -> None
             f"{function}: input is {tuple(hidden.shape)} and linear_weight is {tuple(weight.shape)}; they must be "
             "(..., dim) and (classes, dim), with the same dim"
         )
-    if not weight.shape[0] or not weight.shape[1]:
-        raise ArgumentError(
-            f"{function}: linear_weight is {tuple(weight.shape)}; it needs at least one class and one dimension"
-        )
+    check_has_classes(function, weight)
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ArgumentError(
             f"{function}: linear_bias is {tuple(bias.shape)}; with {weight.shape[0]} classes it must be "
             f"({weight.shape[0]},)"
+        )
+
+
+def check_has_classes(function: str, weight: ClassVectors) -> None:
+    """Raise an error if the weight has no class or no dimension."""
+    if not weight.shape[0] or not weight.shape[-1]:
+        raise ArgumentError(
+            f"{function}: linear_weight is {tuple(weight.shape)}; it needs at least one class and one dimension"
         )
 
 
@@ -62,6 +67,13 @@ def check_is_tensor(function: str, name: str, argument: Any) -> None:
         raise ArgumentError(f"{function}: {name} has the layout {layout}; pass a dense tensor")
     if argument.is_nested:
         raise ArgumentError(f"{function}: {name} is a nested tensor; pass its values, a dense tensor")
+    if is_distributed(argument):
+        raise ArgumentError(f"{function}: {name} is a DTensor; pass a plain tensor, for example its full_tensor()")
+
+
+def is_distributed(tensor: Any) -> bool:
+    """Return whether a tensor is a `DTensor`. Importing that class to ask would take long."""
+    return hasattr(tensor, "device_mesh")
 
 
 def check_target_type(function: str, hidden: Tensor, target: Any) -> None:

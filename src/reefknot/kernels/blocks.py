@@ -81,10 +81,9 @@ def choose_block_size(
     if costs.total_bytes(num_rows, num_classes, several=False) <= budget:
         return BlockSize(num_rows, num_classes)
     if all_rows and costs.accumulator_bytes:
-        budget_for_classes = budget - costs.total_bytes(num_rows, 0, several=False)
-        max_classes = int(budget_for_classes // (costs.bytes_per_score * num_rows + costs.bytes_per_class))
+        max_classes = _count_classes(num_rows, costs, budget)
         if max_classes >= min(num_classes, costs.min_classes):
-            return BlockSize(num_rows, even_size(num_classes, max_classes, max(costs.size_multiple, MIN_CLASSES)))
+            return BlockSize(num_rows, _even_classes(num_classes, max_classes, costs))
     # Second choice: all classes of some rows.
     min_rows = min(num_rows, max(costs.min_rows, group))
     budget_for_rows = budget - costs.total_bytes(0, num_classes, several=True)
@@ -97,33 +96,49 @@ def choose_block_size(
 def _cut_rows_and_classes(
     num_rows: int, num_classes: int, costs: BlockCosts, budget: int, group: int, min_rows: int
 ) -> BlockSize:
-    """Return the size of blocks with some of the classes, and with all rows if enough classes fit.
-
-    An accumulator may take more than the budget, and the copies of all rows too. Then the larger of the two is avoided,
-    and blocks may take a quarter of the other one. Smaller blocks would be slow and save little.
-    """
-    row_bytes = costs.total_bytes(num_rows, 0, several=False)
+    """Return the size of blocks with some of the classes, and with all rows if enough classes fit."""
     enough_classes = min(num_classes, costs.min_classes)
     rows = num_rows
     max_classes = _count_classes(rows, costs, budget)
     if max_classes < enough_classes and costs.accumulator_bytes:
-        if row_bytes > costs.accumulator_bytes:
-            block_budget = max(budget - costs.accumulator_bytes, costs.accumulator_bytes // 4)
-            return choose_block_size(num_rows, num_classes, replace(costs, accumulator_bytes=0), block_budget, group)
-        max_classes = max(max_classes, _count_classes(rows, costs, row_bytes * 5 // 4))
+        return _cut_with_accumulator(num_rows, num_classes, costs, budget, group)
     # Fewer rows leave memory for more classes.
-    while max_classes < enough_classes and rows > min_rows and not costs.accumulator_bytes:
+    while max_classes < enough_classes and rows > min_rows:
         rows = _round_up(-(-rows // 2), group)
         max_classes = _count_classes(rows, costs, budget)
-    max_classes = max(max_classes, min(num_classes, MIN_CLASSES))
-    classes = even_size(num_classes, max_classes, max(costs.size_multiple, MIN_CLASSES))
-    return BlockSize(min(rows, num_rows), classes)
+    return BlockSize(rows, _even_classes(num_classes, max_classes, costs))
+
+
+def _cut_with_accumulator(num_rows: int, num_classes: int, costs: BlockCosts, budget: int, group: int) -> BlockSize:
+    """Return a block size if the copies of all rows and the accumulator each leave too little of the budget.
+
+    Blocks with all rows need the copies of all rows, and other blocks need the accumulator. Either way, blocks may take
+    a quarter of what is needed in any case, even if the budget is smaller: smaller blocks would be slow and save
+    little. Of the two sizes, return the one that exceeds the budget less, or else the larger one.
+    """
+    row_bytes = costs.total_bytes(num_rows, 0, several=False)
+    max_classes = _count_classes(num_rows, costs, max(budget, row_bytes * 5 / 4))
+    all_rows = BlockSize(num_rows, _even_classes(num_classes, max_classes, costs))
+    block_budget = max(budget - costs.accumulator_bytes, costs.accumulator_bytes // 4)
+    some_rows = choose_block_size(num_rows, num_classes, replace(costs, accumulator_bytes=0), block_budget, group)
+
+    def cost(size: BlockSize) -> tuple[float, int]:
+        total_bytes = costs.total_bytes(size.rows, size.classes, several=size.rows < num_rows)
+        return max(total_bytes, budget), -size.rows * size.classes
+
+    return min(all_rows, some_rows, key=cost)
 
 
 def _count_classes(rows: int, costs: BlockCosts, budget: float) -> int:
-    """Return how many classes fit into a block with this number of rows."""
+    """Return how many classes fit into a block with this number of rows. It is negative if the rows do not fit."""
     free_bytes = budget - costs.total_bytes(rows, 0, several=False)
     return int(free_bytes // (costs.bytes_per_score * rows + costs.bytes_per_class))
+
+
+def _even_classes(num_classes: int, max_classes: int, costs: BlockCosts) -> int:
+    """Return a number of classes per block that cuts the classes evenly. It is at least `MIN_CLASSES`."""
+    max_classes = max(max_classes, min(num_classes, MIN_CLASSES))
+    return even_size(num_classes, max_classes, max(costs.size_multiple, MIN_CLASSES))
 
 
 def even_size(total: int, limit: int, multiple: int, group: int = 1) -> int:

@@ -104,7 +104,7 @@ def linear_divergence(
     shape = left.hidden.shape[:-1]
     _check_rows(left, right, mask, teacher_rows)
     if classes is not None:
-        _check_classes(classes, left.weight.shape[0])
+        _check_classes(classes, left.weight)
         left, right = _restrict(left, classes.long()), _restrict(right, classes.long())
     if not teacher_grad:
         right = Head(*(None if tensor is None else tensor.detach() for tensor in right))  # type: ignore[arg-type]
@@ -205,9 +205,11 @@ def _check_settings(kind: str, beta: float, temperature: float, reduction: str) 
     check_number(_NAME, "temperature", temperature, 0, above=True)
 
 
-def _check_classes(classes: Tensor, num_classes: int) -> None:
+def _check_classes(classes: Tensor, weight: Tensor) -> None:
     if not isinstance(classes, Tensor) or classes.dim() != 1 or not has_integers(classes) or not len(classes):
         raise ArgumentError(f"{_NAME}: classes must be a tensor of integers, with shape (C,) and at least one class id")
+    check_devices(_NAME, weight, classes)
+    num_classes = weight.shape[0]
     can_read = not (needs_operators(classes) or is_capturing(classes))
     if can_read and bool(((classes < 0) | (classes >= num_classes)).any()):
         raise ArgumentError(f"{_NAME}: classes must be ids from 0 to {num_classes - 1}")

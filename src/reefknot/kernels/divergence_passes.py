@@ -21,7 +21,7 @@ from torch import Tensor
 
 from reefknot.kernels.arguments import needs_operators
 from reefknot.kernels.autograd import apply_in_loop, compute_once_differentiable, scale_gradients
-from reefknot.kernels.blocks import BlockCosts, BlockSize, choose_block_size, even_size
+from reefknot.kernels.blocks import BlockSize, even_size
 from reefknot.kernels.passes import allocate_gradient
 from reefknot.kernels.reference import linear_scores
 from reefknot.kernels.scores import (
@@ -68,7 +68,12 @@ def reference_losses(student: Head, teacher: Head, options: Options) -> Tensor:
         return _reference_kl(teacher_log_probs_NV, student_log_probs_NV)
     if options.kind == "reverse":
         return _reference_kl(student_log_probs_NV, teacher_log_probs_NV)
-    log_mixture_NV = _log_mixture(student_log_probs_NV, teacher_log_probs_NV, options.beta)
+    # The gradient of log(exp(a) + exp(b)) is NaN if both a and b are minus infinity.
+    finite_student_NV, finite_teacher_NV = (
+        log_probs_NV.clamp(min=torch.finfo(log_probs_NV.dtype).min)
+        for log_probs_NV in (student_log_probs_NV, teacher_log_probs_NV)
+    )
+    log_mixture_NV = _log_mixture(finite_student_NV, finite_teacher_NV, options.beta)
     to_teacher_N = _reference_kl(teacher_log_probs_NV, log_mixture_NV)
     to_student_N = _reference_kl(student_log_probs_NV, log_mixture_NV)
     return options.beta * to_teacher_N + (1 - options.beta) * to_student_N
@@ -304,9 +309,11 @@ class DivergenceInputs:
     def _block_sizes(self, needs_grad: Sequence[bool]) -> _BlockSizes:
         """Return how many rows are computed at once, with all their classes."""
         num_rows, num_classes = max(self.student.hidden.shape[0], 1), self.student.weight.shape[0]
-        if self.impl != "triton":  # six matrices of a block exist at the same time
-            costs = BlockCosts(bytes_per_score=6 * accumulation_dtype(self.dtypes[0]).itemsize, min_rows=1)
-            rows = choose_block_size(num_rows, num_classes, costs, self.budget).rows
+        if self.impl != "triton":
+            num_matrices = 9 if self.options.kind == "jsd" else 7  # they exist at the same time in `compare_rows`
+            num_matrices += any(needs_grad[:3]) + any(needs_grad[3:])
+            row_bytes = num_classes * num_matrices * self.loss_dtype.itemsize
+            rows = even_size(num_rows, max(self.budget // row_bytes, 1), multiple=8)
             return _BlockSizes(rows, rows)
         grad_bytes = any(needs_grad[:3]) * self.dtypes[0].itemsize + any(needs_grad[3:]) * self.dtypes[1].itemsize
         accumulator_bytes = sum(

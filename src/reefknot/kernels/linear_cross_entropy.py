@@ -27,6 +27,8 @@ from reefknot.errors import ArgumentError
 from reefknot.kernels.arguments import (
     check_classifier,
     check_devices,
+    check_float_tensor,
+    check_has_classes,
     check_integer,
     check_is_number,
     check_is_tensor,
@@ -34,6 +36,7 @@ from reefknot.kernels.arguments import (
     check_target_type,
     check_target_values,
     choose,
+    is_distributed,
     replace_ignore_index,
     score_transform,
 )
@@ -44,7 +47,6 @@ from reefknot.kernels.losses import row_results, smoothing_losses, summed_loss
 from reefknot.kernels.parallel import (
     ClassShard,
     ShardTensors,
-    is_distributed,
     open_shard,
     report_failure,
     transform_numbers,
@@ -315,10 +317,10 @@ def _plain_formula(
     """Compute the loss with all scores in memory, for arguments whose loss cannot be computed in blocks."""
     if settings.z_loss:
         raise ArgumentError(f"{_FUNCTION}: z_loss works with class ids and a weight of shape (classes, dim) only")
-    for name, argument in (("input", hidden), ("linear_weight", weight), ("target", target)):
-        check_is_tensor(_FUNCTION, name, argument)
-        if name != "target" and not argument.is_floating_point():
-            raise ArgumentError(f"{_FUNCTION}: {name} is {argument.dtype}; it must be a floating-point tensor")
+    for name, argument in (("input", hidden), ("linear_weight", weight), ("linear_bias", bias)):
+        if name != "linear_bias" or argument is not None:
+            check_float_tensor(_FUNCTION, name, argument)
+    check_is_tensor(_FUNCTION, "target", target)
     check_devices(_FUNCTION, hidden, weight, target, bias, class_weight)
     if hidden.dim() not in (1, 2) or weight.dim() < 2 or weight.shape[-1] != hidden.shape[-1]:
         raise ArgumentError(
@@ -326,6 +328,7 @@ def _plain_formula(
             f"{target.dtype}; with class probabilities (a floating-point target) or groups of classes, input and "
             "linear_weight must be (N, dim) and (classes, ..., dim), with the same dim; class ids must be integers"
         )
+    check_has_classes(_FUNCTION, weight)
     target_shape = (*hidden.shape[:-1], *(weight.shape[:-1] if target.is_floating_point() else weight.shape[1:-1]))
     if target.shape != target_shape:
         kind = "class probabilities" if target.is_floating_point() else "class ids"
@@ -382,8 +385,9 @@ def _rename_old_names(
             raise TypeError(f"{_FUNCTION}() got an unexpected keyword argument {old_name!r}")
         if arguments[name] is not None:
             raise ArgumentError(f"{_FUNCTION}: {old_name} is the old name of {name}; pass only {name}")
-        message = f"{_FUNCTION}: the keyword {old_name} is now called {name}, as in torch"
-        warnings.warn(message, DeprecationWarning, stacklevel=3)
+        if not torch.compiler.is_compiling():  # a graph cannot warn
+            message = f"{_FUNCTION}: the keyword {old_name} is now called {name}, as in torch"
+            warnings.warn(message, DeprecationWarning, stacklevel=3)
         arguments[name] = value
     if arguments["linear_weight"] is None and class_weight is not None:
         raise ArgumentError(

@@ -24,12 +24,13 @@ from reefknot.kernels.arguments import (
     check_target_type,
     check_target_values,
     choose,
+    is_distributed,
     replace_ignore_index,
     score_transform,
 )
 from reefknot.kernels.choice import Impl
 from reefknot.kernels.losses import row_results
-from reefknot.kernels.parallel import ShardTensors, is_distributed, open_shard, report_failure, transform_numbers
+from reefknot.kernels.parallel import ShardTensors, open_shard, report_failure, transform_numbers
 from reefknot.kernels.scores import IGNORE, SummaryRequest
 
 _FUNCTION = "linear_log_probs"

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reefknot.errors import ArgumentError, describe_type
-from reefknot.kernels.arguments import check_is_tensor, needs_operators
+from reefknot.kernels.arguments import check_is_tensor, is_distributed, needs_operators
 from reefknot.kernels.autograd import (
     LossOptions,
     RowGrads,
@@ -279,11 +279,6 @@ def gather_in_order(x: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
 # -- the arguments of all processes --------------------------------------------------------------------------------
 
 
-def is_distributed(tensor: Any) -> bool:
-    """Return whether a tensor is a `DTensor`. Importing that class to ask would take long."""
-    return hasattr(tensor, "device_mesh")
-
-
 def transform_numbers(transform: ScoreTransform) -> dict[str, float]:
     """Return the settings of a transform by the names of the arguments. A softcap of 0 stands for none."""
     return {
@@ -361,8 +356,9 @@ def report_failure(
         failure: The error.
     """
     group = _find_group(function, group, tensors)
-    check_is_tensor(function, "input", tensors.input)
-    facts = _Facts.of_failure(tensors.input, dict.fromkeys(setting_names, 0.0))
+    hidden = _to_local(function, "input", tensors.input)
+    check_is_tensor(function, "input", hidden)
+    facts = _Facts.of_failure(hidden, dict.fromkeys(setting_names, 0.0))
     facts.exchange(function, group, failure)
 
 

@@ -27,12 +27,10 @@ from reefknot.kernels.arguments import (
 from reefknot.kernels.blocks import BlockCosts, BlockSize, choose_block_size
 from reefknot.kernels.choice import Choice, Impl
 from reefknot.kernels.losses import row_results
-from reefknot.kernels.reference import linear_scores, transform_scores
+from reefknot.kernels.reference import compute_dtype, linear_scores, transform_scores
 from reefknot.kernels.scores import IGNORE, ScoreTransform, SummaryRequest, accumulation_dtype
 
 _FUNCTION = "linear_topk"
-_BYTES_PER_SCORE = 12
-"""As for the losses (`TorchBackend.bytes_per_score`): a score in float32 and two temporaries."""
 
 
 class TopK(NamedTuple):
@@ -61,7 +59,8 @@ def linear_topk(
 
         log_probs, ids = rk.linear_topk(hidden[:, -1], head.weight, k=10)     # the ten best next words
 
-    The softmax is over the scores z = softcap(logit_scale (h . w + b)) / temperature of all classes.
+    The softmax is over the scores z = softcap(logit_scale (h . w + b)) / temperature of all classes. The
+    log-probabilities have gradients. If a gradient is needed, all scores are kept for the backward pass.
 
     Args:
         input: Hidden states h, with shape (..., D). For a mixture, (N * K, D), with K consecutive rows per token.
@@ -121,17 +120,17 @@ def _topk(
         lse_R = row_results(hidden_RD, weight_VD, bias_V, no_targets, SummaryRequest(), transform, choice=choice).lse
         # score + offset = log(prior of the expert x probability of the class)
         offset_R = log_prior_NK.flatten() - lse_R
-    costs = BlockCosts(bytes_per_score=_BYTES_PER_SCORE)
+    # As for the losses (`TorchBackend.bytes_per_score`): a score and two temporaries.
+    bytes_per_score = 3 * accumulation_dtype(compute_dtype(hidden_RD, weight_VD)).itemsize
+    costs = BlockCosts(bytes_per_score=bytes_per_score)
     block_size = choose_block_size(num_rows, num_classes, costs, choice.budget(device), group=num_experts)
     values, ids = [], []
-    for rows in block_size.row_slices(num_rows):
+    # Without rows, an empty block gives empty results that are part of the graph.
+    for rows in list(block_size.row_slices(num_rows)) or [slice(0, 0)]:
         offset_NK1 = None if offset_R is None else offset_R[rows].view(-1, num_experts, 1)
         block = _topk_of_rows(hidden_RD[rows], weight_VD, bias_V, k, offset_NK1, transform, block_size)
         values.append(block.log_probs)
         ids.append(block.ids)
-    if not values:
-        no_values = hidden_RD.new_zeros(0, k, dtype=accumulation_dtype(hidden_RD.dtype))
-        return TopK(no_values, torch.zeros(0, k, dtype=torch.long, device=device))
     return TopK(torch.cat(values), torch.cat(ids))
 
 
@@ -156,7 +155,8 @@ def _topk_of_rows(
         if offset_NK1 is None:
             normalisers.append(_log_sum_exp(scores_NV, dim=-1))
         else:
-            scores_NV = _log_sum_exp(scores_NV.view(*offset_NK1.shape[:2], -1) + offset_NK1, dim=1)
+            scores_NKV = scores_NV.view(*offset_NK1.shape[:2], scores_NV.shape[1])
+            scores_NV = _log_sum_exp(scores_NKV + offset_NK1, dim=1)
         values_Nk, ids_Nk = scores_NV.topk(min(k, scores_NV.shape[1]))
         best_values.append(values_Nk)
         best_ids.append(ids_Nk + classes.start)

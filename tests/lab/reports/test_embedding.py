@@ -15,8 +15,8 @@ import pytest
 from made_results import result, write_run
 from reefknot.lab.reports import embedding
 from reefknot.lab.reports.page import render
-from reefknot.lab.reports.results import collect_runs
 from reefknot.lab.reports.rows import join_runs
+from reefknot.lab.runs.loading import collect_runs
 
 WORDS = [f"word{n}" for n in range(20)]
 

@@ -15,8 +15,8 @@ import pytest
 from made_results import bands, in_pieces, result, scored, write_run, write_runs
 from reefknot.lab.reports import plots
 from reefknot.lab.reports.footnotes import add_footnotes
-from reefknot.lab.reports.results import collect_runs, load_run
 from reefknot.lab.reports.rows import TableRow, join_runs
+from reefknot.lab.runs.loading import collect_runs, load_run
 
 
 @pytest.fixture(scope="module")

@@ -166,7 +166,7 @@ def _write_page(path: Path, systems: list[System], comparison: ComparisonAnswer)
     from reefknot.lab.reports.comparison import build_section, list_rows
     from reefknot.lab.reports.drawing import Plot
     from reefknot.lab.reports.page import rows_in_recipe_order, write_report
-    from reefknot.lab.reports.results import load_run
+    from reefknot.lab.runs.loading import load_run
     from reefknot.lab.runs.tables import to_csv
 
     # Systems are named after their rows, or after their folders if rows have equal names.

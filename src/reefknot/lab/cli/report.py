@@ -15,8 +15,8 @@ import typer
 from reefknot.lab.cli.options import DataOption, JsonOption, print_result, reject_options
 
 if TYPE_CHECKING:
-    from reefknot.lab.reports.results import Result
     from reefknot.lab.reports.rows import TableRow
+    from reefknot.lab.runs.loading import Result
     from reefknot.lab.runs.stored import Stored
 
 EXAMPLES = """\b
@@ -63,7 +63,7 @@ def report(
     """
     from reefknot.lab.papers.figures.section import build_sections
     from reefknot.lab.reports.page import recipe_title, rows_in_recipe_order, write_report
-    from reefknot.lab.reports.results import collect_runs
+    from reefknot.lab.runs.loading import collect_runs
 
     if csv:
         reject_options(ctx, {"title", "figures", "words", "data", "as_json"}, "with --csv; leave {option} out")

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from reefknot.lab.recipes.file import find_recipe, list_shipped_recipes, read_recipe_file
-from reefknot.lab.reports.results import Result, load_run
 from reefknot.lab.reports.rows import TableRow, join_runs
 from reefknot.lab.reports.table import rows_from_recipe, to_markdown
 from reefknot.lab.runs.definition import format_unknown_share, warn_of_unknown_words
+from reefknot.lab.runs.loading import Result, load_run
 from reefknot.lab.runs.scores import TextScore
 from reefknot.lab.tasks.contract import TrainedRun
 from reefknot.storage.files import write_text

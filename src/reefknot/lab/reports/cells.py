@@ -15,9 +15,9 @@ from statistics import fmean
 from typing import NamedTuple
 
 from reefknot.lab.evaluation.benchmarks import PRESS
-from reefknot.lab.reports.results import Spread
 from reefknot.lab.reports.rows import TableRow
 from reefknot.lab.runs.definition import format_unknown_share
+from reefknot.lab.runs.loading import Spread
 from reefknot.lab.runs.scores import BLEU, CHRF, PERPLEXITY, TOKEN_PERPLEXITY, Metric
 
 CellFormat = Callable[[TableRow], str]

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from reefknot.errors import ReefknotError
 from reefknot.lab.reports.drawing import Plot, render_svg, row_style
-from reefknot.lab.reports.results import Result
 from reefknot.lab.reports.rows import TableRow
+from reefknot.lab.runs.loading import Result
 from reefknot.lab.runs.result import Embedding, Judgement, NearestWords, Neighbors, RunResult
 from reefknot.lab.runs.stored import Stored
 from reefknot.lab.text.bpe import format_token

@@ -20,9 +20,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from reefknot.lab.reports.drawing import POINT_STYLE, Plot, add_legend, describe_left_out, render_svg, row_style
-from reefknot.lab.reports.results import Result, flatten
 from reefknot.lab.reports.rows import TableRow, group_by_bleu, largest_comparable_group, ranking_metric
 from reefknot.lab.runs.definition import perplexity
+from reefknot.lab.runs.loading import Result, flatten
 from reefknot.lab.runs.result import Band, MetricsLine
 from reefknot.lab.runs.scores import BLEU
 

@@ -20,9 +20,9 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from reefknot.lab.evaluation.benchmarks import PRESS
-from reefknot.lab.reports.results import Result, Spread, differing_keys, distinguishing_settings, flatten
 from reefknot.lab.runs.changes import Change
 from reefknot.lab.runs.comparability import Difference, find_difference
+from reefknot.lab.runs.loading import Result, Spread, differing_keys, distinguishing_settings, flatten
 from reefknot.lab.runs.modes import MODES, describe_mode
 from reefknot.lab.runs.result import Judgement, RunResult, SavedEvaluation, TranslationScores
 from reefknot.lab.runs.scores import BLEU, PERPLEXITY, Metric, TextScore

@@ -26,8 +26,8 @@ from reefknot.lab.recipes.file import find_recipe, list_shipped_recipes, read_re
 from reefknot.lab.reports import embedding, plots, translations
 from reefknot.lab.reports.cells import format_perplexity
 from reefknot.lab.reports.footnotes import add_footnotes
-from reefknot.lab.reports.reading import summarise_rows
 from reefknot.lab.reports.rows import TableRow, add_recipe_names, has_only_times, join_runs
+from reefknot.lab.reports.sentences import summarise_rows
 from reefknot.lab.reports.table import build_table, rows_from_recipe
 from reefknot.lab.runs.definition import format_unknown_share
 from reefknot.lab.runs.loading import Result, differing_keys, flatten

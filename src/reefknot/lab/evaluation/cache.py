@@ -184,9 +184,7 @@ def compute_outputs(
     """Run the model over a text, in one stream or in evaluation windows."""
     device = next(model.parameters()).device
     inputs_1T, targets_1T = build_stream(split, vocabulary)
-    spans = None
-    if windows is not None:
-        spans = windows.spans(targets_1T[0], vocabulary.eos)
+    spans = windows.spans(targets_1T[0], vocabulary.eos) if windows else None
     targets_T = targets_1T[0].to(device)
 
     # Run the model, chunk by chunk.

@@ -13,7 +13,6 @@ end (classifier and loss) predicts the target.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
@@ -122,9 +121,8 @@ class TranslationExperiment(SequenceExperiment):
         return self.evaluation.bleu or BleuSettings()
 
 
-@dataclass(frozen=True, repr=False)
-class TrainedTranslator(TrainedRun[TranslationExperiment, PairDataset, Translator]):
-    """A run of a translator, opened for use."""
+TrainedTranslator = TrainedRun[TranslationExperiment, PairDataset, Translator]
+"""A run of a translator, opened for use."""
 
 
 class TranslationTask(SequenceTask[TranslationExperiment, PairDataset, Translator]):
@@ -218,9 +216,6 @@ class TranslationTask(SequenceTask[TranslationExperiment, PairDataset, Translato
         from reefknot.lab.tasks.compare_translations import compare_translators
 
         return compare_translators(systems, request, notify=notify)
-
-    def _wrap_trained(self, run: RunFolder, vocabulary_pair: VocabularyPair, model: Translator) -> TrainedTranslator:
-        return TrainedTranslator(run, self.experiment, vocabulary_pair, model)
 
 
 def _describe_tying(model: Translator) -> str:

@@ -128,6 +128,16 @@ def write_texts(
     return load_or_create(entry, write, find_texts, notify, always_write=needs_check(entry))
 
 
+def choose_split(text: str, num_parts: int) -> str:
+    """Return the split of a document by the hash of its text or its id.
+
+    One document in `num_parts` is validation text and one is test text.
+    """
+    digest = hashlib.sha256(text.encode()).digest()
+    remainder = int.from_bytes(digest[:8]) % num_parts
+    return {0: "valid", 1: "test"}.get(remainder, "train")
+
+
 def identify_file(path: Path) -> tuple[str, int, int, int]:
     """Return the path and size of a file, and the times of the last change of its content and of its inode."""
     try:

@@ -162,7 +162,7 @@ def _losses_by_count(nll_N: Losses, counts_N: NDArray[np.int64], counts_V: NDArr
     """
     band_V = _band_indices(counts_V, EDGES)
     bands = []
-    for band in _iterate_bands(counts_N, EDGES):
+    for band in iterate_bands(counts_N, EDGES):
         bands.append(
             Band(
                 low=band.low,
@@ -188,7 +188,7 @@ def compare_by_target(losses: PairedLosses, split: Split, vocabulary: Vocabulary
     sums_b_V = _sum_by_type(losses.b, targets_N, len(counts_V))
 
     comparisons = []
-    for band in _iterate_bands(counts_V[targets_N], FIGURE_3):
+    for band in iterate_bands(counts_V[targets_N], FIGURE_3):
         in_band_V = is_present_V & (band_V == band.number)
         has_loss_V = in_band_V & (sums_b_V > 0)
         relative_T = 100 * (1 - sums_a_V[has_loss_V] / sums_b_V[has_loss_V])
@@ -213,7 +213,7 @@ def compare_by_previous(losses: PairedLosses, split: Split, vocabulary: Vocabula
     _, previous_N = _targets_and_previous(losses.tokens, split, vocabulary)
     counts_N = np.asarray(vocabulary.counts)[previous_N]
     comparisons = []
-    for band in _iterate_bands(counts_N, FIGURE_3):
+    for band in iterate_bands(counts_N, FIGURE_3):
         token_comparison = losses.compare_on(band.mask)
         comparisons.append(BandComparison(**vars(token_comparison), low=band.low, high=band.high))
     return comparisons
@@ -250,7 +250,7 @@ def _sum_by_type(runs: list[Losses], targets_N: NDArray[np.int64], num_types: in
     return np.asarray(sums_V, dtype=np.float64)
 
 
-class _CountBand(NamedTuple):
+class CountBand(NamedTuple):
     """A band of training counts."""
 
     number: int
@@ -260,11 +260,11 @@ class _CountBand(NamedTuple):
     high: int | None
     """The largest count of the band; None for no bound."""
     mask: NDArray[np.bool_]
-    """Which tokens are in the band, mask_N."""
+    """Which tokens (or types) are in the band, mask_N."""
 
 
-def _iterate_bands(counts_N: NDArray[np.int64], edges: tuple[int, ...]) -> Iterator[_CountBand]:
-    """Yield each band that has tokens, given the training count of every token."""
+def iterate_bands(counts_N: NDArray[np.int64], edges: tuple[int, ...]) -> Iterator[CountBand]:
+    """Yield each band that is not empty, given the training count of every token (or type)."""
     band_N = _band_indices(counts_N, edges)
     for index, low in enumerate(edges):
         mask_N = band_N == index
@@ -273,7 +273,7 @@ def _iterate_bands(counts_N: NDArray[np.int64], edges: tuple[int, ...]) -> Itera
         high = None
         if index + 1 < len(edges):
             high = edges[index + 1] - 1
-        yield _CountBand(index, low, high, mask_N)
+        yield CountBand(index, low, high, mask_N)
 
 
 def _band_indices(counts: NDArray[np.int64], edges: tuple[int, ...]) -> NDArray[np.int64]:

@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING, Any
 from reefknot.errors import DataError, SettingsError
 from reefknot.lab.config.upgrade import detect_task, upgrade_settings
 from reefknot.lab.runs.changes import Change, canonical_json, find_changes
-from reefknot.lab.runs.checkpoints import RESTORE_ADVICE, Checkpoints
+from reefknot.lab.runs.checkpoints import RESTORE_ADVICE, Checkpoint, Checkpoints
 from reefknot.lab.runs.earlier import earlier_folders, is_longer, move_result
 from reefknot.lab.runs.result import SCORES_FILE, RunResult, SavedEvaluation, read_evaluation, read_result
 from reefknot.storage import files, manifest
@@ -205,6 +205,14 @@ class RunFolder:
                 f"{self.path / 'config.json'} has changed since {checkpoint.path} was saved; {RESTORE_ADVICE}"
             )
         return checkpoint.weights
+
+    def check_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Raise an error if a checkpoint from which training resumes belongs to a run with other settings."""
+        if checkpoint.fingerprint not in self.checkpoint_hashes:
+            raise DataError(
+                f"{checkpoint.path} is a checkpoint of a run whose settings differ from those of {self.path}; "
+                "use another --out"
+            )
 
     @property
     def vocabulary_path(self) -> Path:

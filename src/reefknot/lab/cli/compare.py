@@ -164,7 +164,8 @@ def _reject_repetition(paths: Iterable[Path]) -> None:
 def _write_page(path: Path, systems: list[System], comparison: ComparisonAnswer) -> None:
     """Write the report about the runs of all systems, with a section on the comparison."""
     from reefknot.lab.reports.comparison import build_section, list_rows
-    from reefknot.lab.reports.page import rows_in_recipe_order, write_report
+    from reefknot.lab.reports.page import write_report
+    from reefknot.lab.reports.table import rows_in_recipe_order
     from reefknot.lab.runs.loading import load_run
     from reefknot.lab.runs.tables import to_csv
 

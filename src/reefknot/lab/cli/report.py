@@ -62,7 +62,8 @@ def report(
     results are also in the page as CSV, and --csv writes only them.
     """
     from reefknot.lab.papers.figures.section import build_sections
-    from reefknot.lab.reports.page import recipe_title, rows_in_recipe_order, write_report
+    from reefknot.lab.reports.page import recipe_title, write_report
+    from reefknot.lab.reports.table import rows_in_recipe_order
     from reefknot.lab.runs.loading import collect_runs
 
     if csv:

@@ -27,6 +27,7 @@ from reefknot.errors import ArgumentError
 from reefknot.lab.evaluation.beam import Hypothesis, SearchSettings, beam_search
 from reefknot.lab.evaluation.bleu import BleuSettings, create_metrics
 from reefknot.lab.evaluation.decoding import Decoder, decoding
+from reefknot.lab.evaluation.generation import banned_ids
 from reefknot.lab.evaluation.grid import Progress, ignore_progress
 from reefknot.lab.evaluation.perplexity import autocast
 from reefknot.lab.runs.result import Example, TranslationScores
@@ -374,10 +375,3 @@ def require_eos(vocabulary: Vocabulary) -> int:
     if vocabulary.eos is None:
         raise ArgumentError("the vocabulary has no <eos>, so no translation could end; train with <eos>")
     return vocabulary.eos
-
-
-def banned_ids(vocabulary: Vocabulary) -> tuple[int, ...]:
-    """Return the ids that are never generated in a translation."""
-    if vocabulary.unk is None:
-        return ()
-    return (vocabulary.unk,)

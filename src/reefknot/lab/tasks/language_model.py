@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from reefknot.lab.config.parts import WINDOWS
 from reefknot.lab.evaluation.frequency import loss_by_frequency
-from reefknot.lab.evaluation.generation import encode_prompt, generate
+from reefknot.lab.evaluation.generation import banned_ids, encode_prompt, generate
 from reefknot.lab.evaluation.perplexity import Score, score
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.runs.result import Sample
@@ -219,11 +219,11 @@ def _generate_samples(model: LanguageModel, vocabulary: Vocabulary, window: int)
         window: Maximum number of tokens in the KV cache of an encoder that does not carry its state.
     """
     prompt_ids = encode_prompt([], vocabulary)
-    banned_ids = () if vocabulary.unk is None else (vocabulary.unk,)
+    banned = banned_ids(vocabulary)
     samples = []
     for seed, temperature in enumerate(SAMPLE_TEMPERATURES):
         ids = generate(
-            model, prompt_ids, SAMPLE_TOKENS, temperature=temperature, banned=banned_ids, seed=seed, window=window
+            model, prompt_ids, SAMPLE_TOKENS, temperature=temperature, banned=banned, seed=seed, window=window
         )
         text = vocabulary.decode_text(ids).strip()
         samples.append(Sample(prompt="", text=text, temperature=temperature, seed=seed))

@@ -42,6 +42,7 @@ from reefknot.lab.bench.plain_ends import compile_plain_model, use_plain_ends
 from reefknot.lab.config.parts import OPTIMISERS
 from reefknot.lab.evaluation.perplexity import autocast
 from reefknot.lab.text.batches import Batches, build_batches
+from reefknot.lab.text.dataset import Dataset
 from reefknot.lab.training.averaging import WeightAverages
 from reefknot.lab.training.distributed import World
 from reefknot.lab.training.generators import seed_everything, set_determinism
@@ -80,7 +81,7 @@ class Text:
     """The training text."""
 
     ids: NDArray[np.int32]
-    """The ids of the words. A random text may be shorter than `tokens`."""
+    """The ids of the words, which may be fewer than `tokens`."""
     tokens: int
     """The number of tokens of the corpus, which is the length of an epoch."""
     description: str
@@ -91,6 +92,19 @@ class Text:
     """The ids that the input end reads, if they differ from the targets' ids."""
     eos: int | None = None
     """The id of the word that ends a line, if there is one."""
+
+    @classmethod
+    def from_dataset(cls, dataset: Dataset, max_tokens: int | None = None) -> Text:
+        """Return the training text of a dataset, or its first `max_tokens` tokens."""
+        train_split = dataset.splits["train"]
+        return cls(
+            train_split.ids[:max_tokens],
+            train_split.tokens,
+            dataset.summary,
+            dataset.name,
+            train_split.inputs[:max_tokens],
+            dataset.vocabulary.eos,
+        )
 
     @classmethod
     def random(cls, vocab_size: int, tokens: int, corpus: str) -> Text:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 from reefknot.errors import SettingsError
 from reefknot.lab.evaluation.grid import Grid, Progress, shorten_split
+from reefknot.lab.evaluation.opened_tails import measure_opened_tails
 from reefknot.lab.evaluation.perplexity import Score
 from reefknot.lab.evaluation.protocols import get_protocol, score_by_protocol
 from reefknot.lab.evaluation.saved import save_evaluation, save_text_evaluation
-from reefknot.lab.evaluation.search import measure_opened_tails
 from reefknot.lab.runs.definition import describe_unknown_share, format_perplexity, warn_of_unknown_words
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.runs.modes import describe_windows_in_full

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from reefknot.errors import SettingsError
 from reefknot.lab.evaluation.beam import SearchSettings
 from reefknot.lab.evaluation.grid import Progress
-from reefknot.lab.evaluation.pairs import score_pairs
 from reefknot.lab.evaluation.perplexity import Score
+from reefknot.lab.evaluation.references import score_references
 from reefknot.lab.evaluation.saved import save_evaluation
 from reefknot.lab.evaluation.translation import evaluate_translations, shorten_dataset
 from reefknot.lab.runs.definition import describe_unknown_share, format_perplexity, warn_of_unknown_words
@@ -55,7 +55,7 @@ def evaluate_translator(
         translation_scores = evaluate_translations(
             model, texts, split, search, experiment.bleu, precision=precision, notify=notify, progress=progress
         ).scores
-        reference_score = score_pairs(model, texts.splits[split], texts.vocabulary, precision=precision)
+        reference_score = score_references(model, texts.splits[split], texts.vocabulary, precision=precision)
         total_pairs = dataset.splits[split].pairs
         evaluations.append(PairsEvaluation(split, translation_scores, reference_score, total_pairs))
 

@@ -187,7 +187,7 @@ class LanguageModelTask(SequenceTask[LanguageModelExperiment, Dataset, LanguageM
         fields["samples"] = _generate_samples(model, vocabulary, experiment.training.steps)
 
         if model.output.bands > 1:  # an adaptive softmax
-            from reefknot.lab.evaluation.search import measure_opened_tails
+            from reefknot.lab.evaluation.opened_tails import measure_opened_tails
 
             fields["tails_opened"] = measure_opened_tails(model, test_text, vocabulary, experiment.windows)
         return fields

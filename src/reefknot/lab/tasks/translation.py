@@ -23,8 +23,8 @@ from reefknot.lab.config.settings import check_settings
 from reefknot.lab.evaluation import translation
 from reefknot.lab.evaluation.beam import SearchSettings
 from reefknot.lab.evaluation.bleu import BleuSettings, create_metrics
-from reefknot.lab.evaluation.pairs import score_pairs
 from reefknot.lab.evaluation.perplexity import Score
+from reefknot.lab.evaluation.references import score_references
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.runs.result import Translations
 from reefknot.lab.tasks.contract import TrainedRun
@@ -170,7 +170,7 @@ class TranslationTask(SequenceTask[TranslationExperiment, PairDataset, Translato
 
     def score_split(self, model: Translator, dataset: PairDataset, split: str) -> Score:
         precision = self.experiment.training.precision
-        return score_pairs(model, dataset.splits[split], dataset.vocabulary, precision=precision)
+        return score_references(model, dataset.splits[split], dataset.vocabulary, precision=precision)
 
     def _task_fields(
         self, model: Translator, dataset: PairDataset, run: RunFolder, scores: Mapping[str, Score]

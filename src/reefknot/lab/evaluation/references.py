@@ -1,7 +1,7 @@
 """Perplexity of a translator: the loss of every token of the reference translations, given the source.
 
-Start with `score_pairs`. It uses teacher forcing: the input before each target token is the reference, not the model's
-own output. Every target token is scored once, and sentence pairs are independent. BLEU is in `bleu.py`.
+Start with `score_references`. It uses teacher forcing: the input before each target token is the reference, not the
+model's own output. Every target token is scored once, and sentence pairs are independent. BLEU is in `bleu.py`.
 
 Shapes: N pairs, B pairs computed at once, S source tokens, T target tokens, U = S + T.
 """
@@ -25,7 +25,9 @@ from reefknot.nn.models.translator import Translator
 
 
 @torch.no_grad()
-def score_pairs(model: Translator, split: PairSplit, vocabulary: Vocabulary, *, precision: str = "float32") -> Score:
+def score_references(
+    model: Translator, split: PairSplit, vocabulary: Vocabulary, *, precision: str = "float32"
+) -> Score:
     """Score the target side of a parallel text.
 
     Args:

@@ -28,13 +28,13 @@ from reefknot.lab.evaluation.beam import Hypothesis, SearchSettings, beam_search
 from reefknot.lab.evaluation.bleu import BleuSettings, create_metrics
 from reefknot.lab.evaluation.decoding import Decoder, decoding
 from reefknot.lab.evaluation.generation import banned_ids
-from reefknot.lab.evaluation.grid import Progress, ignore_progress
 from reefknot.lab.evaluation.perplexity import autocast
 from reefknot.lab.runs.result import Example, TranslationScores
 from reefknot.lab.text.pair_dataset import Lines, PairDataset
 from reefknot.lab.text.vocabulary import Vocabulary, VocabularyPair
 from reefknot.nn.models.translator import PAD, Translator
 from reefknot.storage.lines import Line, read_file, read_text
+from reefknot.storage.progress import ProgressCallback, ignore_progress
 
 BATCH_TOKENS = 4096
 """Number of source tokens, padding included, in a batch. It bounds the memory and changes no translation."""
@@ -75,7 +75,7 @@ def translate(
     precision: str = "float32",
     n_best: int = 1,
     notify: Callable[[str], None] | None = None,
-    progress: Progress = ignore_progress,
+    progress: ProgressCallback = ignore_progress,
 ) -> list[list[Translation]]:
     """Return the translations of each line, best first. The only translation of an empty line is empty.
 
@@ -133,7 +133,7 @@ class LineTranslator:
     unknown: int = field(default=0, init=False)
     """Number of words that were read as <unk>."""
 
-    def translate(self, lines: Sequence[Line], progress: Progress = ignore_progress) -> list[list[Translation]]:
+    def translate(self, lines: Sequence[Line], progress: ProgressCallback = ignore_progress) -> list[list[Translation]]:
         """Return the translations of each line, best first."""
         _, target_vocabulary = self.vocabulary_pair.vocabularies
         sources = [self._encode(line) for line in lines]
@@ -244,7 +244,7 @@ def evaluate_translations(
     *,
     precision: str = "float32",
     notify: Callable[[str], None] | None = None,
-    progress: Progress = ignore_progress,
+    progress: ProgressCallback = ignore_progress,
 ) -> TranslationEvaluation:
     """Translate a text and score the translations against the references."""
     metrics = create_metrics(bleu)

@@ -34,13 +34,13 @@ from reefknot.nn.models.language_model import LanguageModel
 from reefknot.storage.progress import Notify, silent
 
 if TYPE_CHECKING:
-    from reefknot.lab.evaluation.grid import Progress
     from reefknot.lab.evaluation.protocols import Counting
     from reefknot.lab.evaluation.windows import Windows
     from reefknot.lab.tasks.compare_texts import TextComparisons
     from reefknot.lab.tasks.evaluate_language_model import TextEvaluations
     from reefknot.lab.tasks.requests import ComparisonRequest, EvaluationRequest, System
     from reefknot.lab.text.sources import TextSource
+    from reefknot.storage.progress import ProgressCallback
 
 SAMPLE_TOKENS = 50
 """Length of the generated texts in a result, in tokens."""
@@ -193,7 +193,7 @@ class LanguageModelTask(SequenceTask[LanguageModelExperiment, Dataset, LanguageM
         return fields
 
     def evaluate(
-        self, run: RunFolder, request: EvaluationRequest, *, notify: Notify, progress: Progress
+        self, run: RunFolder, request: EvaluationRequest, *, notify: Notify, progress: ProgressCallback
     ) -> TextEvaluations:
         from reefknot.lab.tasks.evaluate_language_model import evaluate_language_model
 

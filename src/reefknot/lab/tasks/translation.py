@@ -46,10 +46,10 @@ from reefknot.nn.models.translator import Translator
 from reefknot.storage.progress import Notify, silent
 
 if TYPE_CHECKING:
-    from reefknot.lab.evaluation.grid import Progress
     from reefknot.lab.tasks.compare_translations import TranslationComparisons
     from reefknot.lab.tasks.evaluate_translation import PairsEvaluations
     from reefknot.lab.tasks.requests import ComparisonRequest, EvaluationRequest, System
+    from reefknot.storage.progress import ProgressCallback
 
 NUM_EXAMPLES = 5
 """Number of example translations in a result, with their attention."""
@@ -204,7 +204,7 @@ class TranslationTask(SequenceTask[TranslationExperiment, PairDataset, Translato
         return VocabularyPair(source_vocabulary, target_vocabulary)
 
     def evaluate(
-        self, run: RunFolder, request: EvaluationRequest, *, notify: Notify, progress: Progress
+        self, run: RunFolder, request: EvaluationRequest, *, notify: Notify, progress: ProgressCallback
     ) -> PairsEvaluations:
         from reefknot.lab.tasks.evaluate_translation import evaluate_translator
 

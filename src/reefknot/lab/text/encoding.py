@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from reefknot.errors import DataError
+from reefknot.errors import DataError, SettingsError
 from reefknot.lab.config.settings import Settings
 from reefknot.lab.text.corpus import SPLITS, TextFiles
 from reefknot.lab.text.shards import count_file, encode_file
@@ -77,6 +77,36 @@ class Split:
     def tokens(self) -> int:
         """Number of ids, `<eos>` included."""
         return len(self.ids)
+
+
+def shorten_split(split: Split, max_tokens: int | None, vocabulary: Vocabulary) -> Split:
+    """Return the first `max_tokens` tokens of a text, or the whole text if it is not longer.
+
+    The numbers of words, lines and bytes are estimated in proportion, not counted.
+    """
+    if max_tokens is None or max_tokens >= split.tokens:
+        return split
+    if max_tokens < 1:
+        raise SettingsError(f"cannot take the first {max_tokens} tokens of a text: must be at least 1")
+    ids = split.ids[:max_tokens]
+    separate_inputs = split.separate_inputs
+    if separate_inputs is not None:
+        separate_inputs = separate_inputs[:max_tokens]
+    num_unknown = 0
+    if vocabulary.unk is not None:
+        num_unknown = int((ids == vocabulary.unk).sum())
+    share = max_tokens / split.tokens
+    return replace(
+        split,
+        name=f"shortened {split.name}",
+        ids=ids,
+        separate_inputs=separate_inputs,
+        unknown=num_unknown,
+        words=round(split.words * share),
+        lines=round(split.lines * share),
+        bytes=max(1, round(split.bytes * share)),
+        sha256=None,
+    )
 
 
 class _SplitCounts(Settings):

@@ -300,8 +300,8 @@ def shorten_dataset(dataset: PairDataset, split: str, max_pairs: int | None) -> 
         line_numbers=kept_numbers,
         words=sum(len(line.words) for line in target_lines),
         bytes=sum(line.size for line in target_lines),
-        unknown=_count_unknown(target, target_vocabulary),
-        unknown_source=_count_unknown(source, source_vocabulary),
+        unknown=target_vocabulary.count_unknown(target.ids),
+        unknown_source=source_vocabulary.count_unknown(source.ids),
     )
     return replace(dataset, splits={**dataset.splits, split: shortened})
 
@@ -310,13 +310,6 @@ def _first_lines(lines: Lines, count: int) -> Lines:
     """Return the first `count` lines."""
     end = lines.bounds[count]
     return Lines(lines.ids[:end], lines.bounds[: count + 1])
-
-
-def _count_unknown(lines: Lines, vocabulary: Vocabulary) -> int:
-    """Return the number of <unk> in some lines."""
-    if vocabulary.unk is None:
-        return 0
-    return int((lines.ids == vocabulary.unk).sum())
 
 
 def translate_examples(

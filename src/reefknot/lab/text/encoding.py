@@ -92,16 +92,13 @@ def shorten_split(split: Split, max_tokens: int | None, vocabulary: Vocabulary) 
     separate_inputs = split.separate_inputs
     if separate_inputs is not None:
         separate_inputs = separate_inputs[:max_tokens]
-    num_unknown = 0
-    if vocabulary.unk is not None:
-        num_unknown = int((ids == vocabulary.unk).sum())
     share = max_tokens / split.tokens
     return replace(
         split,
         name=f"shortened {split.name}",
         ids=ids,
         separate_inputs=separate_inputs,
-        unknown=num_unknown,
+        unknown=vocabulary.count_unknown(ids),
         words=round(split.words * share),
         lines=round(split.lines * share),
         bytes=max(1, round(split.bytes * share)),

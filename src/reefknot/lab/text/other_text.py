@@ -76,14 +76,13 @@ def encode_text(
         num_bytes += line.size
 
     ids_array = np.array(ids, dtype=ID)
-    num_unknown = 0 if vocabulary.unk is None else int((ids_array == vocabulary.unk).sum())
     split = Split(
         name=source.name,
         ids=ids_array,
         words=num_words,
         lines=num_lines,
         bytes=num_bytes,
-        unknown=num_unknown,
+        unknown=vocabulary.count_unknown(ids_array),
         separate_inputs=np.array(inputs, dtype=ID) if keep_spellings else None,
         sha256=digest.hexdigest(),
     )

@@ -23,8 +23,8 @@ import pytest
 from reefknot.errors import DataError
 from reefknot.lab import experiment as experiments
 from reefknot.lab.recipes.recipe import load_recipe
-from reefknot.lab.reports.results import load_run
 from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.runs.loading import load_run
 from reefknot.lab.runs.result import SavedEvaluation
 from reefknot.lab.tasks import create_task, create_task_for_run
 from reefknot.lab.training.display import SilentDisplay

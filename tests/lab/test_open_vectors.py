@@ -12,7 +12,7 @@ from cli.conftest import run_command
 
 from reefknot.errors import DataError
 from reefknot.lab.tasks import open_run
-from reefknot.lab.tasks.skip_gram import TrainedVectors
+from reefknot.lab.tasks.skip_gram import SkipGramExperiment
 from reefknot.lab.tasks.word_vectors import open_vectors
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.vectors.files import write_vectors
@@ -58,7 +58,7 @@ def test_vectors_of_skip_gram_and_of_an_exported_file_are_equal(
     vectors_by_end = open_vectors(untied)
     assert set(vectors_by_end) == {"input", "output"}
     opened = open_run(untied)
-    assert isinstance(opened, TrainedVectors)
+    assert isinstance(opened.experiment, SkipGramExperiment)
     # The rows of <eos> and <unk> are never trained.
     words = opened.vocabulary
     rows = [row for row in range(len(words)) if row not in (words.eos, words.unk)]

@@ -17,12 +17,18 @@ T = TypeVar("T")
 
 Notify = Callable[[str], None]
 """A callback that receives one line of progress."""
+ProgressCallback = Callable[[str, float], None]
+"""A callback that receives a description of the work and the fraction that is done."""
 
 _PROGRESS_SECONDS = 3.0  # between two lines of progress
 
 
 def silent(_message: str) -> None:
     """Ignore a line of progress."""
+
+
+def ignore_progress(_description: str, _fraction: float) -> None:
+    """Ignore the fraction of the work that is done."""
 
 
 def report_progress(items: Iterable[T], message: Callable[[int], str], notify: Notify) -> Iterator[T]:

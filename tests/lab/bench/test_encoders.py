@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from reefknot.errors import SettingsError
-from reefknot.lab.bench import encoders
+from reefknot.lab.bench import encoders, measure
 from reefknot.lab.bench.encoders import (
     AWD,
     BASELINE,
@@ -106,7 +106,7 @@ def test_captured_times_are_compared_with_captured_times() -> None:
 
 
 def test_nonfinite_gradients_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoders, "compute_relative_errors", lambda gradients, exact: {"input": float("nan")})
+    monkeypatch.setattr(measure, "compute_relative_errors", lambda gradients, exact: {"input": float("nan")})
     row, *_ = _run(EQUAL)
     assert row.errors is None
     assert row.note == "gradients are not finite"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from reefknot.errors import ResourceError
-from reefknot.lab.bench import heads
+from reefknot.lab.bench import heads, measure
 from reefknot.lab.bench.heads import PRODUCTS_FAMILY, Bench, Row, choose_cases, measure_all, merge_products_rows
 from reefknot.lab.bench.problems import DRILL_LAYERS, ENDS, NUM_EXPERTS, NUM_PRODUCTS, Shape, make_problem
 
@@ -105,7 +105,7 @@ def test_failing_competitor_is_noted_and_others_are_measured(
 
 
 def test_nonfinite_gradients_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heads, "compute_relative_errors", lambda gradients, exact: {"hidden": float("nan")})
+    monkeypatch.setattr(measure, "compute_relative_errors", lambda gradients, exact: {"hidden": float("nan")})
     _, row = _run(Bench("cpu", ("eager",), seconds=0.0), "plain")
     assert row.errors is None
     assert row.note == "gradients are not finite"

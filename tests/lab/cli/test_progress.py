@@ -10,7 +10,7 @@ from reefknot.lab.training import display
 
 @pytest.fixture(autouse=True)
 def report_every_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(display.LineDisplay.__init__, "__defaults__", (0.0,))
+    monkeypatch.setattr(display, "_UPDATE_SECONDS", 0.0)
 
 
 @pytest.mark.parametrize(

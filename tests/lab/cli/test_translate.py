@@ -279,7 +279,7 @@ def test_rescoring_adds_the_weighted_log_probability(cli: Cli, run: Path, runs: 
 
 def test_rescored_words_are_split_at_ascii_whitespace(runs: Runs) -> None:
     """Words are split as in the training text of the language model: a no-break space is part of its word."""
-    rescorer = verb._Rescorer(open_trained(runs.tied, "cpu"), 1.0, SearchSettings(), runs.tied)
+    rescorer = verb._Rescorer(open_trained(runs.tied), 1.0, SearchSettings(), runs.tied)
     rescorer.rescore([[Translation("10\u00a0000 Hunde\u2028", -1.0, -0.25, True, 4)]])
     assert rescorer.num_unknown == 2
 

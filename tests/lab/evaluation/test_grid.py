@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from reefknot.errors import NonFiniteError, SettingsError
-from reefknot.lab.evaluation.grid import EXTENSIONS, Grid, Point, Progress, extend_axis, grid_search, shorten_split
+from reefknot.lab.evaluation.grid import EXTENSIONS, Grid, Point, extend_axis, grid_search
 from reefknot.lab.evaluation.perplexity import score
 from reefknot.lab.text.dataset import Dataset, Split
+from reefknot.lab.text.encoding import shorten_split
 from reefknot.nn.models.language_model import LanguageModel
+from reefknot.storage.progress import ProgressCallback
 
 Open = Callable[..., Dataset]
 Build = Callable[[int], LanguageModel]
@@ -20,7 +22,7 @@ Build = Callable[[int], LanguageModel]
 SPLIT = Split("valid", np.zeros(1234, dtype=np.int32), words=1, lines=1, bytes=1, unknown=0)
 
 
-def bowl(point: Point, progress: Progress) -> float:
+def bowl(point: Point, progress: ProgressCallback) -> float:
     """A loss with its minimum at a = 2, b = 0.25."""
     progress("", 0.5)
     return math.inf if point["a"] > 3 else (point["a"] - 2) ** 2 + (point["b"] - 0.25) ** 2
@@ -51,7 +53,7 @@ def test_search_extends_until_the_best_is_inside_the_grid() -> None:
     """One setting is extended at a time, with the others at their best; fixed settings stay."""
     calls: list[float] = []
 
-    def measure(point: Point, progress: Progress) -> float:
+    def measure(point: Point, progress: ProgressCallback) -> float:
         progress("", 0.5)
         return abs(math.log2(point["up"]) - 4) + abs(math.log2(point["down"]) + 4) + point["fixed"]
 

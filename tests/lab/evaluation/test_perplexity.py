@@ -12,11 +12,11 @@ import torch
 
 from reefknot.errors import DataError, NonFiniteError
 from reefknot.lab.evaluation import perplexity as module
-from reefknot.lab.evaluation.grid import shorten_split
 from reefknot.lab.evaluation.perplexity import build_stream, describe_text, score, word_losses
 from reefknot.lab.runs.definition import format_perplexity, perplexity
 from reefknot.lab.runs.scores import Cache
 from reefknot.lab.text.dataset import Dataset, Split
+from reefknot.lab.text.encoding import shorten_split
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.lab.text.vocabulary_settings import VocabularySettings
 from reefknot.nn.models.language_model import LanguageModel

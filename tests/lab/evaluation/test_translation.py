@@ -13,7 +13,7 @@ from reefknot.errors import ArgumentError, DataError
 from reefknot.lab.evaluation.beam import Hypothesis, SearchSettings
 from reefknot.lab.evaluation.bleu import BleuSettings
 from reefknot.lab.evaluation.decoding import Decoder
-from reefknot.lab.evaluation.pairs import score_pairs
+from reefknot.lab.evaluation.references import score_references
 from reefknot.lab.evaluation.translation import (
     LineTranslator,
     Translation,
@@ -220,7 +220,9 @@ def test_beginning_scores_like_the_start_of_the_text(opened: Callable[..., PairD
     shortened = shorten_dataset(dataset, "valid", 2)
     assert shortened.splits["valid"].read_text("source") == [source for source, _ in PAIRS[:2]]
     assert shortened.splits["test"] is dataset.splits["test"]
-    whole, part = (score_pairs(model, pairs.splits["valid"], dataset.vocabulary).nll for pairs in (dataset, shortened))
+    whole, part = (
+        score_references(model, pairs.splits["valid"], dataset.vocabulary).nll for pairs in (dataset, shortened)
+    )
     assert part == pytest.approx(whole[: len(part)], rel=1e-5)
     scores = evaluate_translations(model, shortened, "valid", SEARCH, BleuSettings()).scores
     assert scores.pairs == 2

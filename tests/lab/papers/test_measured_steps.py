@@ -12,10 +12,10 @@ import pytest
 from made_results import change, result, write_run, write_runs
 from reefknot.errors import DataError
 from reefknot.lab.papers.measured_steps import Conditions, MeasuredRow, add_steps, read_measured_steps
-from reefknot.lab.reports.results import collect_runs
 from reefknot.lab.reports.rows import StepTimes, TableRow, join_runs, time_ratios
 from reefknot.lab.reports.table import to_markdown
 from reefknot.lab.runs.changes import Change
+from reefknot.lab.runs.loading import collect_runs
 
 NO_CHANGES: frozenset[Change] = frozenset()
 """The settings of the recipe, without changes."""

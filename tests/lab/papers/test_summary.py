@@ -14,8 +14,8 @@ from reefknot.lab.papers import summary
 from reefknot.lab.papers.measured_figures import RecordedFigure
 from reefknot.lab.papers.summary import TableNote, format_summary, summarise_tables
 from reefknot.lab.recipes.file import list_shipped_recipes
-from reefknot.lab.reports.results import collect_runs
 from reefknot.lab.reports.rows import TableRow, join_runs
+from reefknot.lab.runs.loading import collect_runs
 
 NAME = "press2017/table6"
 PAPER = {name: {"test": row["paper"]["test"]} for name, row in ROWS.items()}

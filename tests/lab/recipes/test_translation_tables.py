@@ -14,9 +14,9 @@ from reefknot.lab.cli.main import app
 from reefknot.lab.config.parts import SCHEDULES
 from reefknot.lab.recipes.file import Row
 from reefknot.lab.recipes.recipe import Recipe, load_recipe
-from reefknot.lab.reports.results import collect_runs
 from reefknot.lab.reports.rows import join_runs
 from reefknot.lab.reports.table import rows_from_recipe
+from reefknot.lab.runs.loading import collect_runs
 from reefknot.lab.runs.scores import BLEU, CHRF
 from reefknot.lab.text.vocabulary import VocabularyPair
 

@@ -22,8 +22,8 @@ from reefknot.errors import SettingsError
 from reefknot.lab import reports
 from reefknot.lab.reports import page as page_module
 from reefknot.lab.reports.page import Section, recipe_title, write_report
-from reefknot.lab.reports.results import collect_runs
 from reefknot.lab.reports.rows import TableRow
+from reefknot.lab.runs.loading import collect_runs
 
 VOID = {"meta", "br", "img", "link", "hr", "input"}
 MALICIOUS = "</pre></style><script>alert('x')</script><img src=x onerror=alert(1)>\"'&amp;"

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from made_results import change, metrics, result, write_evaluation, write_run
-from reefknot.lab.reports.results import collect_runs
 from reefknot.lab.reports.rows import TableRow, join_runs
 from reefknot.lab.reports.table import build_table
+from reefknot.lab.runs.loading import collect_runs
 
 PAPER = {"train": 38.0, "valid": 120.7, "test": 114.5}
 

@@ -11,7 +11,6 @@ import pytest
 
 from made_results import in_pieces, result, scored, write_evaluation, write_run
 from reefknot.lab.reports.footnotes import add_footnotes
-from reefknot.lab.reports.results import Spread, collect_runs
 from reefknot.lab.reports.rows import (
     TableRow,
     add_recipe_names,
@@ -20,6 +19,7 @@ from reefknot.lab.reports.rows import (
     largest_comparable_group,
 )
 from reefknot.lab.reports.table import Table, build_table, to_markdown
+from reefknot.lab.runs.loading import Spread, collect_runs
 from reefknot.lab.runs.scores import PERPLEXITY
 
 

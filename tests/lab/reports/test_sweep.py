@@ -6,8 +6,8 @@ from pathlib import Path
 
 from made_results import change, result, scored, write_evaluation, write_run
 from reefknot.lab.reports.page import render
-from reefknot.lab.reports.reading import summarise_rows
 from reefknot.lab.reports.rows import join_runs
+from reefknot.lab.reports.sentences import summarise_rows
 from reefknot.lab.reports.sweep import Trial, rank_trials, summarise_trials
 from reefknot.lab.reports.table import build_table
 

@@ -14,9 +14,9 @@ from rich.console import Console
 from made_results import ROWS, change, result, scored, write_evaluation, write_run
 from reefknot.lab.recipes.file import Row
 from reefknot.lab.reports.cells import format_perplexity
-from reefknot.lab.reports.results import collect_runs, load_run
 from reefknot.lab.reports.rows import TableRow, join_runs
 from reefknot.lab.reports.table import Table, build_table, print_table, rows_from_recipe, to_markdown
+from reefknot.lab.runs.loading import collect_runs, load_run
 
 
 def recipe_rows() -> list[TableRow]:

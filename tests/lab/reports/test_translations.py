@@ -15,11 +15,11 @@ from made_results import change, metrics, result, scored
 from reefknot.lab.papers import page as papers
 from reefknot.lab.reports import plots, translations
 from reefknot.lab.reports.page import render
-from reefknot.lab.reports.reading import summarise_rows
-from reefknot.lab.reports.results import collect_runs, load_run
 from reefknot.lab.reports.rows import TableRow, join_runs
+from reefknot.lab.reports.sentences import summarise_rows
 from reefknot.lab.reports.sweep import Trial, rank_trials, summarise_trials
 from reefknot.lab.reports.table import build_table, to_markdown
+from reefknot.lab.runs.loading import collect_runs, load_run
 from reefknot.lab.runs.scores import BLEU
 
 TABLES = {"Baseline": ("source", "words", "classes"), "Decoder WT": ("source", "words"), "TWWT": ("words",)}

@@ -9,7 +9,6 @@ import pytest
 
 from made_results import in_pieces, result, scored, write_run
 from reefknot.lab.reports.footnotes import add_footnotes
-from reefknot.lab.reports.results import collect_runs
 from reefknot.lab.reports.rows import join_runs, largest_comparable_group
 from reefknot.lab.runs import definition
 from reefknot.lab.runs.comparability import (
@@ -19,6 +18,7 @@ from reefknot.lab.runs.comparability import (
     find_difference,
     have_same_tokens,
 )
+from reefknot.lab.runs.loading import collect_runs
 from reefknot.lab.runs.scores import TextScore
 
 

@@ -15,8 +15,8 @@ import pytest
 import reefknot as rk
 from made_results import result, scored, write_evaluation, write_run
 from reefknot.errors import DataError, SettingsError
-from reefknot.lab.reports.results import load_run
 from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.runs.loading import load_run
 from reefknot.lab.runs.tables import result_rows, to_csv, to_pandas
 
 RECORD = Path(__file__).parents[3] / "results" / "press2017" / "table6" / "small-model" / "seed0"

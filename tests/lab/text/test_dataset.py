@@ -193,7 +193,7 @@ def test_describe_states_size_part_and_vocabulary(corpus: Corpus, opened: Open) 
 
 
 def test_progress_is_reported_on_long_texts(corpus: Corpus, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reefknot.lab.text.encoding._PROGRESS_SECONDS", -1.0)
+    monkeypatch.setattr("reefknot.storage.progress._PROGRESS_SECONDS", -1.0)
     messages: list[str] = []
     opened(corpus(), notify=messages.append)
     assert messages[3] == "train: 15 tokens counted"

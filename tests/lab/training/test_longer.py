@@ -12,8 +12,8 @@ import pytest
 from reefknot.errors import DataError, SettingsError, Stopped
 from reefknot.lab import experiment as experiments
 from reefknot.lab.recipes.longer import check_longer, load_run_recipe
-from reefknot.lab.reports.results import collect_runs
 from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.runs.loading import collect_runs
 from reefknot.lab.training.distributed import World
 from reefknot.storage import manifest
 

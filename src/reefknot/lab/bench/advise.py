@@ -303,14 +303,7 @@ def measure_training(
     train_split = dataset.splits["train"]
     tokens_per_update = experiment.training.batch * experiment.training.steps
     num_tokens = train_split.tokens - train_split.tokens % tokens_per_update
-    text = Text(
-        train_split.ids[:num_tokens],
-        train_split.tokens,
-        dataset.summary,
-        dataset.name,
-        train_split.inputs[:num_tokens],
-        dataset.vocabulary.eos,
-    )
+    text = Text.from_dataset(dataset, num_tokens)
 
     job = Job(row.end, experiment.training, partial(build_model, experiment, dataset.vocabulary), text)
     mode = CAPTURED if device == "cuda" else EAGER

@@ -13,7 +13,6 @@ Shapes: B streams (sequences that are read in parallel), T steps, D dimensions.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -31,9 +30,9 @@ from reefknot.lab.bench.measure import (
     Entry,
     Measurement,
     Step,
-    compute_relative_errors,
+    check_gradients,
+    describe_versions,
     divide,
-    get_version,
     is_deterministic,
     measure_entries,
 )
@@ -160,20 +159,14 @@ def _check_step(row: Row, step: Step, device: str) -> Row:
     with ReplayRandomTensors(recorder.tensors), torch.backends.cudnn.flags(enabled=False):
         exact_step.run()
     exact_gradients = {name: gradient for name, gradient in exact_step.get_gradients().items() if gradient is not None}
-    errors = compute_relative_errors(step.get_gradients(), exact_gradients)
-    is_finite = all(map(math.isfinite, errors.values()))
+    row = check_gradients(row, step, exact_gradients)
 
     def compute_seeded_loss() -> Tensor:
         torch.manual_seed(SEED)
         return step.compute_loss()
 
     seeded_step = replace(step, compute_loss=compute_seeded_loss)
-    return replace(
-        row,
-        errors=errors if is_finite else None,
-        deterministic=is_deterministic(seeded_step),
-        note="" if is_finite else "gradients are not finite",
-    )
+    return replace(row, deterministic=is_deterministic(seeded_step))
 
 
 def _add_ratios(rows: Sequence[Row]) -> list[Row]:
@@ -205,7 +198,7 @@ def _set_matmul_precision(tf32: bool) -> Iterator[None]:
 def describe_machine() -> dict[str, Any]:
     """Return the versions that the measurements depend on."""
     cudnn_version: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
-    return {"torch": str(torch.__version__), "triton": get_version("triton"), "cudnn": cudnn_version}
+    return {**describe_versions(), "cudnn": cudnn_version}
 
 
 # -- competitors -----------------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ The matrix products have a row of their own, and take turns with the competitors
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -39,10 +38,10 @@ from reefknot.lab.bench.measure import (
     Entry,
     Measurement,
     Step,
-    compute_relative_errors,
+    check_gradients,
     describe_error,
+    describe_versions,
     divide,
-    get_version,
     is_deterministic,
     measure_entries,
     measure_working_memory,
@@ -301,25 +300,15 @@ def _check_step(row: Row, step: Step, device: str, exact_gradients: dict[str, Te
     step.run()
     if row.family == PRODUCTS_FAMILY:
         return row
-    errors = compute_relative_errors(step.get_gradients(), exact_gradients)
-    is_finite = all(map(math.isfinite, errors.values()))
+    row = check_gradients(row, step, exact_gradients)
     deterministic = is_deterministic(step)
-    return replace(
-        row,
-        errors=errors if is_finite else None,
-        deterministic=deterministic,
-        over_mib=measure_working_memory(step, device) / MIB,
-        note="" if is_finite else "gradients are not finite",
-    )
+    return replace(row, deterministic=deterministic, over_mib=measure_working_memory(step, device) / MIB)
 
 
 def describe_machine(bench: Bench, rate: float) -> dict[str, Any]:
     """Return the versions, the data type and the matrix rate that the measurements depend on."""
-    package_versions = {package.replace("-", "_"): get_version(package) for package in PACKAGES}
     return {
-        "torch": str(torch.__version__),
-        "triton": get_version("triton"),
-        **package_versions,
+        **describe_versions(PACKAGES),
         "dtype": str(bench.dtype).removeprefix("torch."),
         "matrix_tflops": rate / 1e12,
     }

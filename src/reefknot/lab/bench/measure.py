@@ -14,6 +14,7 @@ from __future__ import annotations
 import gc
 import importlib.metadata
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,13 +24,14 @@ from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from reefknot.kernels.capture import capture, side_stream
 from reefknot.kernels.small import general_kernels
+from reefknot.lab.runs.environment import peak_memory_bytes
 
 MAX_REPEATS = 30
 MIN_REPEATS = 3
@@ -206,6 +208,12 @@ def get_version(package: str) -> str | None:
         return None
 
 
+def describe_versions(packages: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the versions of torch, triton and other packages; None for a package that is not installed."""
+    versions = {package.replace("-", "_"): get_version(package) for package in ("triton", *packages)}
+    return {"torch": str(torch.__version__), **versions}
+
+
 def divide(numerator: float | None, denominator: float | None) -> float | None:
     """Divide two measurements. The result is None if either was not measured."""
     if numerator is None or denominator is None:
@@ -230,6 +238,19 @@ def time_function(function: Callable[[], object], device: str, seconds: float) -
     """Return the milliseconds of every repeat of a function that needs no cleanup."""
     (milliseconds,) = _time_calls([_TimedCall(function, _clean_nothing)], device, seconds)
     return milliseconds
+
+
+def time_with_memory(function: Callable[[], object], device: str, seconds: float) -> tuple[list[float], int | None]:
+    """Return the milliseconds of every repeat of a function, and the peak of the allocated GPU memory in bytes.
+
+    The warm-up counts for the peak, because a graph that is replayed allocates nothing that could be counted. The peak
+    is None on a CPU.
+    """
+    if device != "cuda":
+        return time_function(function, device, seconds), None
+    torch.cuda.reset_peak_memory_stats()
+    milliseconds = time_function(function, device, seconds)
+    return milliseconds, peak_memory_bytes(device)
 
 
 def _clean_nothing() -> None:
@@ -402,6 +423,14 @@ def compute_relative_errors(
             error = error / exact_norm
         errors[name] = float(error)
     return errors
+
+
+def check_gradients(row: Row, step: Step, exact_gradients: Mapping[str, Tensor]) -> Row:
+    """Return the row with the errors of the gradients of the last run, or with a note if a gradient is not finite."""
+    errors = compute_relative_errors(step.get_gradients(), exact_gradients)
+    if not all(map(math.isfinite, errors.values())):
+        return replace(row, note="gradients are not finite")
+    return replace(row, errors=errors)
 
 
 def is_deterministic(step: Step) -> bool:

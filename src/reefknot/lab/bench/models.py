@@ -16,7 +16,6 @@ Shapes: B sequences of T tokens.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -38,11 +37,11 @@ from reefknot.lab.bench.measure import (
     Measurement,
     Step,
     Unavailable,
-    compute_relative_errors,
+    check_gradients,
     describe_error,
+    describe_versions,
     divide,
     free_gpu_memory,
-    get_version,
     measure_working_memory,
     time_steps,
 )
@@ -178,13 +177,7 @@ def measure_model(
 
 def describe_machine(device: str) -> dict[str, Any]:
     """Return the versions and the data type that the measurements depend on."""
-    package_versions = {package.replace("-", "_"): get_version(package) for package in PACKAGES}
-    return {
-        "torch": str(torch.__version__),
-        "triton": get_version("triton"),
-        **package_versions,
-        "dtype": str(DTYPES[device]).removeprefix("torch."),
-    }
+    return {**describe_versions(PACKAGES), "dtype": str(DTYPES[device]).removeprefix("torch.")}
 
 
 def _measure_in_process(bench: Bench, model: str, competitor: Competitor) -> Row:
@@ -251,8 +244,7 @@ def measure_competitor(bench: Bench, model_name: str, competitor: Competitor) ->
 def _measure_step(row: Row, step: Step, reference: Reference, bench: Bench) -> Row:
     """Return the row with the errors, the memory and the time of a step."""
     loss = float(step.run())  # also compiles kernels, whose memory does not count
-    errors = compute_relative_errors(step.get_gradients(), reference.gradients)
-    is_finite = all(map(math.isfinite, errors.values()))
+    row = check_gradients(row, step, reference.gradients)
     over_bytes = measure_working_memory(step, bench.device)
     peak_bytes = torch.cuda.max_memory_allocated() if bench.device == "cuda" else None
     (milliseconds,) = time_steps([step], bench.device, bench.seconds)
@@ -266,7 +258,6 @@ def _measure_step(row: Row, step: Step, reference: Reference, bench: Bench) -> R
         over_mib=over_bytes / MIB,
         loss=loss,
         loss_error=abs(loss - reference.loss) / reference.loss,
-        errors=errors if is_finite else None,
     )
 
 

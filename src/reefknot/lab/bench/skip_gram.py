@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from reefknot.kernels.skip_gram import Impl, numba_available, train_range
 from reefknot.kernels.skip_gram_draws import mask_learned_words
-from reefknot.lab.bench.measure import Unavailable, describe_error, divide, get_version
+from reefknot.lab.bench.measure import Unavailable, describe_error, describe_versions, divide
 from reefknot.lab.evaluation.similarity import Benchmark, score_benchmark
 from reefknot.lab.runs.result import Judgement
 from reefknot.lab.tasks.skip_gram import SkipGramSettings
@@ -166,8 +166,7 @@ TrainFunction = Callable[[Job, int], TrainedVectors]
 
 def describe_machine() -> dict[str, Any]:
     """Return the versions that the measurements depend on."""
-    package_versions = {package: get_version(package) for package in ("triton", "numba", "gensim")}
-    return {"torch": str(torch.__version__), **package_versions}
+    return describe_versions(("numba", "gensim"))
 
 
 def measure_all(

@@ -35,14 +35,14 @@ from reefknot.lab.bench.measure import (
     divide,
     free_gpu_memory,
     time_captured_step,
-    time_function,
     time_steps,
+    time_with_memory,
 )
 from reefknot.lab.bench.plain_ends import compile_plain_model, use_plain_ends
 from reefknot.lab.config.parts import OPTIMISERS
 from reefknot.lab.evaluation.perplexity import autocast
-from reefknot.lab.runs.environment import peak_memory_bytes
-from reefknot.lab.text.batches import build_batches
+from reefknot.lab.text.batches import Batches, build_batches
+from reefknot.lab.text.dataset import Dataset
 from reefknot.lab.training.averaging import WeightAverages
 from reefknot.lab.training.distributed import World
 from reefknot.lab.training.generators import seed_everything, set_determinism
@@ -81,7 +81,7 @@ class Text:
     """The training text."""
 
     ids: NDArray[np.int32]
-    """The ids of the words. A random text may be shorter than `tokens`."""
+    """The ids of the words, which may be fewer than `tokens`."""
     tokens: int
     """The number of tokens of the corpus, which is the length of an epoch."""
     description: str
@@ -92,6 +92,19 @@ class Text:
     """The ids that the input end reads, if they differ from the targets' ids."""
     eos: int | None = None
     """The id of the word that ends a line, if there is one."""
+
+    @classmethod
+    def from_dataset(cls, dataset: Dataset, max_tokens: int | None = None) -> Text:
+        """Return the training text of a dataset, or its first `max_tokens` tokens."""
+        train_split = dataset.splits["train"]
+        return cls(
+            train_split.ids[:max_tokens],
+            train_split.tokens,
+            dataset.summary,
+            dataset.name,
+            train_split.inputs[:max_tokens],
+            dataset.vocabulary.eos,
+        )
 
     @classmethod
     def random(cls, vocab_size: int, tokens: int, corpus: str) -> Text:
@@ -247,10 +260,7 @@ def _measure_mode(
             notify(f"    {workload.update.compiled_blocks.message}")
 
         # Measure complete steps.
-        if device == "cuda":
-            # The warm-up counts too: a graph that is replayed allocates nothing that could be counted.
-            torch.cuda.reset_peak_memory_stats()
-        milliseconds = time_function(workload.run, device, seconds)
+        milliseconds, memory_bytes = time_with_memory(workload.run, device, seconds)
         pass_ms = median(milliseconds)
         tokens_per_second = 1e3 * workload.tokens / pass_ms
         flops = 1e3 * workload.operations / pass_ms
@@ -260,7 +270,7 @@ def _measure_mode(
             repeats=len(milliseconds),
             tokens_per_second=tokens_per_second,
             epoch_seconds=job.text.tokens / tokens_per_second,
-            memory_bytes=peak_memory_bytes(device) if device == "cuda" else None,
+            memory_bytes=memory_bytes,
             flops=flops,
             matrix_share=divide(flops, rate),
         )
@@ -293,11 +303,16 @@ class Window(NamedTuple):
     """A batch of sequences that are computed at once."""
 
     inputs: Tensor
-    """The ids that the model reads, inputs_BT."""
+    """The ids that the model reads: inputs_BT, or pairs_BU in translation."""
     targets: Tensor
     """The next words, targets_BT."""
     num_targets: int
     """The number of targets, without padding."""
+
+
+def first_windows(batches: Batches, num_windows: int) -> list[Window]:
+    """Return the first windows of a text, which are trained on repeatedly."""
+    return [Window(*batches.window(index), batches.count_targets(index)) for index in range(num_windows)]
 
 
 class PartSteps(NamedTuple):
@@ -323,7 +338,7 @@ class Workload:
         batches = build_batches(self.settings, job.text.ids, job.text.inputs, job.text.eos)
         enough_windows = math.ceil(ENOUGH_TOKENS / (self.settings.batch * self.settings.steps))
         num_windows = min(MAX_WINDOWS[device], enough_windows, batches.num_windows)
-        self.windows = [Window(*batches.window(index), batches.count_targets(index)) for index in range(num_windows)]
+        self.windows = first_windows(batches, num_windows)
 
         # Operations are counted before the model is changed: the minimum does not depend on the mode.
         self.operations = sum(self.model.flops(window.inputs, window.targets) for window in self.windows)

@@ -20,21 +20,19 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from reefknot.errors import CorpusNotFound
-from reefknot.lab.bench.measure import Unavailable, describe_error, divide, free_gpu_memory, time_function
+from reefknot.lab.bench.measure import Unavailable, describe_error, divide, free_gpu_memory, time_with_memory
 from reefknot.lab.bench.plain_translation import PlainTraining, PlainTranslator, search_without_cache
-from reefknot.lab.bench.steps import CAPTURED, EAGER, NOT_CAPTURABLE, prepare_update
+from reefknot.lab.bench.steps import CAPTURED, EAGER, NOT_CAPTURABLE, Window, first_windows, prepare_update
 from reefknot.lab.evaluation.beam import Hypothesis, SearchSettings, beam_search
 from reefknot.lab.evaluation.decoding import decoding
 from reefknot.lab.evaluation.perplexity import autocast
 from reefknot.lab.recipes.recipe import Recipe, Row
-from reefknot.lab.runs.environment import peak_memory_bytes
 from reefknot.lab.tasks.translation import TranslationExperiment
 from reefknot.lab.text.pair_batches import PairBatches
 from reefknot.lab.text.pair_dataset import Lines, open_pairs
@@ -69,17 +67,6 @@ MAX_RANDOM_LENGTH = 48
 """Random pairs have fewer words than this on each side, without <eos>."""
 
 
-class Window(NamedTuple):
-    """A batch of sentence pairs."""
-
-    pairs: Tensor
-    """Every source with the inputs of its target, pairs_BU."""
-    targets: Tensor
-    """The target tokens, targets_BT."""
-    num_targets: int
-    """The number of target tokens, without padding."""
-
-
 @dataclass(frozen=True)
 class Job:
     """A row of a recipe: its training and search settings, a function that builds its model, and the sentence pairs."""
@@ -97,8 +84,7 @@ class Job:
 
     def windows(self, device: str) -> list[Window]:
         """Return the first windows, which are trained on repeatedly."""
-        num_windows = min(MAX_WINDOWS[device], self.batches.num_windows)
-        return [Window(*self.batches.window(index), self.batches.count_targets(index)) for index in range(num_windows)]
+        return first_windows(self.batches, min(MAX_WINDOWS[device], self.batches.num_windows))
 
 
 @dataclass(frozen=True)
@@ -263,17 +249,14 @@ def _measure_mode(
         if device == "cuda":
             free_gpu_memory()
         with prepare(job, mode, torch.device(device)) as workload:
-            if device == "cuda":
-                # The warm-up counts too: a graph that is replayed allocates nothing that could be counted.
-                torch.cuda.reset_peak_memory_stats()
-            milliseconds = time_function(workload.run, device, seconds)
+            milliseconds, memory_bytes = time_with_memory(workload.run, device, seconds)
             run_ms = median(milliseconds)
             measurement = replace(
                 measurement,
                 ms=run_ms / workload.num_updates,
                 repeats=len(milliseconds),
                 tokens_per_second=1e3 * workload.count_tokens() / run_ms,
-                memory_bytes=peak_memory_bytes(device) if device == "cuda" else None,
+                memory_bytes=memory_bytes,
             )
             return measurement, workload.get_translations()
     except Exception as error:  # the other modes are still measured
@@ -295,7 +278,7 @@ def _prepare_training(job: Job, mode: str, device: torch.device) -> Iterator[_Wo
 
         def run() -> None:
             for window in windows:
-                train_plain(window.pairs, window.targets, window.num_targets)
+                train_plain(window.inputs, window.targets, window.num_targets)
     else:
         update = prepare_update(model, settings, World(device=device), job.batches.batch_size)
         if mode == CAPTURED and not update.uses_graphs:
@@ -303,7 +286,7 @@ def _prepare_training(job: Job, mode: str, device: torch.device) -> Iterator[_Wo
 
         def run() -> None:
             for window in windows:
-                update(window.pairs, window.targets, 0.0, window.num_targets)
+                update(window.inputs, window.targets, 0.0, window.num_targets)
 
     num_tokens = sum(window.num_targets for window in windows)
     yield _Workload(run, lambda: num_tokens, len(windows))
@@ -323,7 +306,7 @@ def _prepare_decoding(job: Job, mode: str, device: torch.device) -> Iterator[_Wo
         classifier.bias.data[job.eos] = EXCLUDING_BIAS
 
     window = job.windows(device.type)[0]
-    source_BS, _ = split_sides(window.pairs, window.targets)
+    source_BS, _ = split_sides(window.inputs, window.targets)
     source_BS = source_BS[: NUM_SOURCES[device.type]].to(device)
     translations: list[Hypothesis] = []
     with autocast(device, job.settings.precision), decoding(model, fixed=mode == CAPTURED) as decoder:

@@ -170,18 +170,14 @@ def _choose_corpus_settings(corpus: str | None, data: Path | None) -> CorpusSett
 
 def _choose_text_settings(text: str, field: str, encoding: str | None) -> CorpusSettings:
     """Return the settings with which `reefknot train --text` reads and splits a text."""
-    import tomllib
-
     from reefknot.errors import SettingsError
-    from reefknot.lab.recipes.from_text import choose_recipe, examine_text
-    from reefknot.lab.text.corpus import CorpusSettings
+    from reefknot.lab.recipes.from_text import choose_corpus, examine_text
     from reefknot.lab.text.sources import STANDARD_INPUT
 
     if text == STANDARD_INPUT:
         raise SettingsError("--text -: advise reads the text once per end, but standard input only once; use a file")
     summary = examine_text(text, field=field, encoding=encoding, notify=partial(typer.echo, err=True))
-    recipe = tomllib.loads(choose_recipe(summary, field=field, encoding=encoding).toml)
-    return CorpusSettings.model_validate(recipe["base"]["corpus"])
+    return choose_corpus(summary, field=field, encoding=encoding)
 
 
 @dataclass(frozen=True)

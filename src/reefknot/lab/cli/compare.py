@@ -164,9 +164,9 @@ def _reject_repetition(paths: Iterable[Path]) -> None:
 def _write_page(path: Path, systems: list[System], comparison: ComparisonAnswer) -> None:
     """Write the report about the runs of all systems, with a section on the comparison."""
     from reefknot.lab.reports.comparison import build_section, list_rows
-    from reefknot.lab.reports.drawing import Plot
-    from reefknot.lab.reports.page import rows_in_recipe_order, write_report
-    from reefknot.lab.reports.results import load_run
+    from reefknot.lab.reports.page import write_report
+    from reefknot.lab.reports.table import rows_in_recipe_order
+    from reefknot.lab.runs.loading import load_run
     from reefknot.lab.runs.tables import to_csv
 
     # Systems are named after their rows, or after their folders if rows have equal names.
@@ -177,10 +177,7 @@ def _write_page(path: Path, systems: list[System], comparison: ComparisonAnswer)
         names = [str(system.path) for system in systems]
 
     records = comparison.record()
-    plots = []
-    if "bands" in records[0]:
-        drawing = _draw_bands(records)
-        plots.append(Plot(drawing.svg, drawing.caption))
+    plots = [_draw_bands(records)] if "bands" in records[0] else []
     section = build_section(records, names, comparison.description, plots)
     rows = rows_in_recipe_order(results)
     tables = {"comparison.csv": to_csv(list_rows(records))}

@@ -60,7 +60,7 @@ def generate(
     as_json: JsonOption = False,
 ) -> None:
     """Generate text with a trained language model, using the best weights of its run."""
-    from reefknot.lab.evaluation.generation import encode_prompt
+    from reefknot.lab.evaluation.generation import banned_ids, encode_prompt
     from reefknot.lab.evaluation.generation import generate as generate_ids
     from reefknot.storage.lines import words_in
 
@@ -76,9 +76,6 @@ def generate(
 
     # Generate.
     prompt_ids = encode_prompt(prompt_words, vocabulary)
-    banned_ids: tuple[int, ...] = ()
-    if vocabulary.unk is not None and not unknown:
-        banned_ids = (vocabulary.unk,)
     window = trained.experiment.training.steps  # the number of tokens that the model read at once in training
     generated_ids = list(
         generate_ids(
@@ -88,7 +85,7 @@ def generate(
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
-            banned=banned_ids,
+            banned=() if unknown else banned_ids(vocabulary),
             seed=seed,
             window=window,
         )

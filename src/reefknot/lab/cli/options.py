@@ -117,11 +117,11 @@ CheckOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
-def open_trained(run: Path, device: str = "cpu") -> TrainedRun[Any, Any, Any]:
-    """Open a run of any task, and print a warning if its training is not finished."""
+def open_trained(run: Path) -> TrainedRun[Any, Any, Any]:
+    """Open a run of any task on the CPU, and print a warning if its training is not finished."""
     from reefknot.lab.tasks import open_run
 
-    trained = open_run(run, device)
+    trained = open_run(run)
     warn_if_unfinished(trained.run)
     return trained
 

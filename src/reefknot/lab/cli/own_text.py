@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -101,10 +101,12 @@ def _explain_difference(recipe_path: Path, content: bytes) -> str:
     """Return how an existing recipe differs from the one that would be written: another text, a change, or settings."""
     import tomllib
 
+    from reefknot.lab.runs.loading import flatten
+
     new_content = content.decode()
     try:
         old_content = recipe_path.read_text(encoding="utf-8")
-        old, new = (_flatten(tomllib.loads(recipe)) for recipe in (old_content, new_content))
+        old, new = (flatten(tomllib.loads(recipe)) for recipe in (old_content, new_content))
     except (OSError, ValueError):
         return "it cannot be read as TOML"
     if old.get("base.corpus.name") != new["base.corpus.name"]:
@@ -118,16 +120,6 @@ def _explain_difference(recipe_path: Path, content: bytes) -> str:
     return (
         f"it was edited, or written with other options or for another device, and differs in {settings or 'comments'}"
     )
-
-
-def _flatten(settings: Any, prefix: str = "") -> dict[str, Any]:
-    """Return nested settings as a dictionary with keys such as base.training.epochs."""
-    if not isinstance(settings, dict):
-        return {prefix: settings}
-    values: dict[str, Any] = {}
-    for key, value in settings.items():
-        values |= _flatten(value, f"{prefix}.{key}" if prefix else key)
-    return values
 
 
 @contextmanager

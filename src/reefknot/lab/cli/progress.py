@@ -12,11 +12,11 @@ from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from reefknot.lab.evaluation.grid import Progress
+    from reefknot.storage.progress import ProgressCallback
 
 
 @contextmanager
-def live_progress() -> Iterator[Progress]:
+def live_progress() -> Iterator[ProgressCallback]:
     """Yield a function that updates a progress line in place.
 
     The function is called with a description of the work and the fraction that is done: `update("scoring", 0.5)`.

@@ -7,7 +7,6 @@ the number of singular values above a tolerance.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -24,7 +23,6 @@ from reefknot.lab.cli.options import (
 
 if TYPE_CHECKING:
     from reefknot.lab.evaluation.rank import Spectrum
-    from reefknot.lab.tasks.language_model import TrainedLanguageModel
 
 EXAMPLES = """\b
 Examples:
@@ -59,7 +57,6 @@ def rank(
     from reefknot.lab.evaluation.rank import AUTHORS_TOLERANCE, compute_spectrum, rank_bound, required_memory
 
     trained = open_language_model(run, device)
-    _check_data(data, trained)
     text = open_split(trained, split, data)
     output = trained.model.output
     spectrum = compute_spectrum(
@@ -101,19 +98,6 @@ def rank(
         f"{_format_memory(memory_bytes)} of memory",
     ]
     print_result(record, "\n".join(lines), as_json)
-
-
-def _check_data(data: Path | None, trained: TrainedLanguageModel) -> None:
-    """Raise an error if --data is set but the run reads a published corpus that is not in the data folder.
-
-    A run on the user's own folder of text may need --data, because the folder may have moved.
-    """
-    from reefknot.lab.cli.options import check_data
-    from reefknot.lab.text.corpora import known_corpus
-
-    corpus = trained.experiment.corpus
-    if known_corpus(corpus.name) is not None:
-        check_data(data, [corpus], str(trained.run.path))
 
 
 def _format_title(spectrum: Spectrum, split: str, requested_contexts: int | None) -> str:

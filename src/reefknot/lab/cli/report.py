@@ -15,8 +15,8 @@ import typer
 from reefknot.lab.cli.options import DataOption, JsonOption, print_result, reject_options
 
 if TYPE_CHECKING:
-    from reefknot.lab.reports.results import Result
     from reefknot.lab.reports.rows import TableRow
+    from reefknot.lab.runs.loading import Result
     from reefknot.lab.runs.stored import Stored
 
 EXAMPLES = """\b
@@ -62,8 +62,9 @@ def report(
     results are also in the page as CSV, and --csv writes only them.
     """
     from reefknot.lab.papers.figures.section import build_sections
-    from reefknot.lab.reports.page import recipe_title, rows_in_recipe_order, write_report
-    from reefknot.lab.reports.results import collect_runs
+    from reefknot.lab.reports.page import recipe_title, write_report
+    from reefknot.lab.reports.table import rows_in_recipe_order
+    from reefknot.lab.runs.loading import collect_runs
 
     if csv:
         reject_options(ctx, {"title", "figures", "words", "data", "as_json"}, "with --csv; leave {option} out")

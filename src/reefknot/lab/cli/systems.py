@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from reefknot.lab.reports.results import Result
+    from reefknot.lab.runs.loading import Result
     from reefknot.lab.tasks.requests import System
 
 
 def open_system(path: Path) -> System:
     """Return the finished runs in a folder as one system; raise an error if they differ in more than the seed."""
     from reefknot.errors import DataError, SettingsError
-    from reefknot.lab.reports.results import collect_runs
     from reefknot.lab.reports.rows import group_by_row
     from reefknot.lab.runs.folder import RunFolder
+    from reefknot.lab.runs.loading import collect_runs
     from reefknot.lab.tasks.requests import System
 
     results_by_row = group_by_row(collect_runs([path]))

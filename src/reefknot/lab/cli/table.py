@@ -147,9 +147,9 @@ def _plan_row(
 def print_and_write_table(recipe: Recipe, runs: list[Path], root: Path) -> None:
     """Print the table of some runs, and write report.html."""
     from reefknot.lab.reports.page import recipe_title, write_report
-    from reefknot.lab.reports.results import collect_runs
     from reefknot.lab.reports.rows import join_runs
     from reefknot.lab.reports.table import print_table, rows_from_recipe
+    from reefknot.lab.runs.loading import collect_runs
     from reefknot.lab.training.display import open_console
 
     if not runs:

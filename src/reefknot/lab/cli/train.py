@@ -210,7 +210,7 @@ def _choose_recipe(
 def _write_page(recipe: Recipe, out: Path | None) -> None:
     """Print the scores of the runs of a text, and write a page about them."""
     from reefknot.lab.cli.table import print_and_write_table
-    from reefknot.lab.reports.results import collect_runs
+    from reefknot.lab.runs.loading import collect_runs
 
     root = out or Path("runs") / recipe.name
     print_and_write_table(recipe, [result.folder for result in collect_runs([root])], root)

@@ -280,7 +280,8 @@ def _check_n_best(n_best: int | None, search: SearchSettings) -> None:
 def _build_greedy_decoder(trained: TrainedTranslator, search: SearchSettings) -> Decode:
     """Return a function that decodes with the most probable word in each step."""
     from reefknot.lab.evaluation.beam import greedy
-    from reefknot.lab.evaluation.translation import banned_ids, require_eos
+    from reefknot.lab.evaluation.generation import banned_ids
+    from reefknot.lab.evaluation.translation import require_eos
 
     eos = require_eos(trained.vocabulary)
     banned = banned_ids(trained.vocabulary)
@@ -292,7 +293,8 @@ def _build_sampling_decoder(
 ) -> Decode:
     """Return a function that samples every word."""
     from reefknot.lab.evaluation.beam import sample
-    from reefknot.lab.evaluation.translation import banned_ids, require_eos
+    from reefknot.lab.evaluation.generation import banned_ids
+    from reefknot.lab.evaluation.translation import require_eos
 
     eos = require_eos(trained.vocabulary)
     banned = banned_ids(trained.vocabulary)

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reefknot.errors import DataError
-from reefknot.lab.evaluation.comparison import FEWEST_UNITS, resample_counts, widen_by_training
+from reefknot.lab.evaluation.comparison import FEWEST_UNITS, note_trained_once, resample_counts, widen_by_training
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU
@@ -94,19 +94,9 @@ class BleuComparison:
         return f"no difference seen ({details}): a difference below about {half_width:.2f} BLEU cannot be seen here"
 
     def _notes(self) -> Iterator[str]:
-        trained_once = []
-        if len(self.bleu_a) == 1:
-            trained_once.append("A")
-        if len(self.bleu_b) == 1:
-            trained_once.append("B")
-
-        if len(trained_once) == 2:
-            yield (
-                "Both were trained once: the interval reflects the choice of sentences, not the spread over training "
-                "runs"
-            )
-        elif trained_once:
-            yield f"{trained_once[0]} was trained once: the interval does not reflect the spread over its training runs"
+        note = note_trained_once(len(self.bleu_a), len(self.bleu_b), "sentences")
+        if note:
+            yield note
         elif self.interval_with_seeds:
             lower, upper = self.interval
             yield f"Over the sentences alone the interval is {lower:+.2f} to {upper:+.2f}"

@@ -34,7 +34,7 @@ from reefknot.errors import NonFiniteError, SettingsError
 from reefknot.kernels.scores import at_least_float32
 from reefknot.lab.config.settings import Count, NonNegative, Probability, Settings
 from reefknot.lab.evaluation.contexts import iterate_contexts
-from reefknot.lab.evaluation.grid import Grid, Point, Progress, extend_axis, grid_search, ignore_progress
+from reefknot.lab.evaluation.grid import Grid, Point, extend_axis, grid_search
 from reefknot.lab.evaluation.perplexity import Score, autocast, build_stream, chunked_log_probs, score
 from reefknot.lab.evaluation.windows import Windows
 from reefknot.lab.runs.definition import perplexity
@@ -42,6 +42,7 @@ from reefknot.lab.runs.scores import Cache
 from reefknot.lab.text.dataset import Split
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.nn.models.language_model import LanguageModel, evaluating
+from reefknot.storage.progress import ProgressCallback, ignore_progress
 
 SCORES_AT_ONCE = 2**23
 """Number of scores in a block. It bounds the memory and does not change the result."""
@@ -84,7 +85,7 @@ def cache_score(
     *,
     windows: Windows | None = None,
     precision: str = "float32",
-    progress: Progress = ignore_progress,
+    progress: ProgressCallback = ignore_progress,
 ) -> Score:
     """Score a text with a model and a cache.
 
@@ -109,7 +110,7 @@ def search_cache(
     *,
     windows: Windows | None = None,
     precision: str = "float32",
-    progress: Progress = ignore_progress,
+    progress: ProgressCallback = ignore_progress,
 ) -> tuple[CacheSettings, Grid]:
     """Search for the settings of a cache on a validation text, over a grid and beyond its edges.
 
@@ -127,7 +128,7 @@ def search_cache(
     def settings_at(point: Point) -> CacheSettings:
         return settings.model_copy(update={**point, "window": int(point["window"])})
 
-    def measure(point: Point, progress: Progress) -> float:
+    def measure(point: Point, progress: ProgressCallback) -> float:
         point_settings = settings_at(point)
         cache_logp_T = compute_cache_logp(point_settings.theta, point_settings.window)
         mixed_T = _mix_log_probs(outputs.log_probs, cache_logp_T, point_settings)
@@ -179,14 +180,12 @@ def compute_outputs(
     *,
     windows: Windows | None = None,
     precision: str = "float32",
-    progress: Progress = ignore_progress,
+    progress: ProgressCallback = ignore_progress,
 ) -> ModelOutputs:
     """Run the model over a text, in one stream or in evaluation windows."""
     device = next(model.parameters()).device
     inputs_1T, targets_1T = build_stream(split, vocabulary)
-    spans = None
-    if windows is not None:
-        spans = windows.spans(targets_1T[0], vocabulary.eos)
+    spans = windows.spans(targets_1T[0], vocabulary.eos) if windows else None
     targets_T = targets_1T[0].to(device)
 
     # Run the model, chunk by chunk.

@@ -249,18 +249,30 @@ def _training_half_width(means_S: NDArray[np.float64], tail: float) -> float:
     return float(t_quantile * means_S.std(ddof=1) / np.sqrt(num_runs))
 
 
+def note_trained_once(seeds_a: int, seeds_b: int, resampled: str) -> str | None:
+    """Return a note if a system was trained only once, so that the interval does not reflect the spread over its runs.
+
+    Args:
+        seeds_a: Number of runs of A.
+        seeds_b: Number of runs of B.
+        resampled: What the interval reflects, such as "text".
+    """
+    if seeds_a == seeds_b == 1:
+        return (
+            f"Both were trained once: the interval reflects the choice of {resampled}, not the spread over training "
+            "runs"
+        )
+    if 1 in (seeds_a, seeds_b):
+        system = "A" if seeds_a == 1 else "B"
+        return f"{system} was trained once: the interval does not reflect the spread over its training runs"
+    return None
+
+
 def _notes(lengths_U: NDArray[np.int64], seeds_a: int, seeds_b: int, loss_unit: str) -> Iterator[str]:
     """Yield a note for each limitation of the comparison."""
-    trained_once = []
-    if seeds_a == 1:
-        trained_once.append("A")
-    if seeds_b == 1:
-        trained_once.append("B")
-
-    if len(trained_once) == 2:
-        yield "Both were trained once: the interval reflects the choice of text, not the spread over training runs"
-    elif trained_once:
-        yield f"{trained_once[0]} was trained once: the interval does not reflect the spread over its training runs"
+    note = note_trained_once(seeds_a, seeds_b, "text")
+    if note:
+        yield note
     elif min(seeds_a, seeds_b) == 2:
         yield "Trained only twice: the interval is wide, because two runs hardly show how much runs differ"
 

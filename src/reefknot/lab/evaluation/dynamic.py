@@ -36,7 +36,7 @@ from reefknot.errors import NonFiniteError, SettingsError
 from reefknot.kernels.capture import RepeatedSteps, send, side_stream
 from reefknot.kernels.small import general_kernels
 from reefknot.lab.config.settings import Count, NonNegative, Positive, Settings
-from reefknot.lab.evaluation.grid import Grid, Point, Progress, grid_search, ignore_progress
+from reefknot.lab.evaluation.grid import Grid, Point, grid_search
 from reefknot.lab.evaluation.perplexity import Score, autocast, build_stream, score
 from reefknot.lab.runs.definition import perplexity
 from reefknot.lab.runs.scores import Dynamic
@@ -45,6 +45,7 @@ from reefknot.lab.text.streams import Streams
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.nn.encoders.contract import overwrite
 from reefknot.nn.models.language_model import LanguageModel
+from reefknot.storage.progress import ProgressCallback, ignore_progress
 
 STREAMS = 100
 """Number of streams (contiguous parts that are read in parallel) when the training text is read for its gradients."""
@@ -166,7 +167,7 @@ def gradient_statistics(
     split: Split,
     *,
     precision: str = "float32",
-    progress: Progress = ignore_progress,
+    progress: ProgressCallback = ignore_progress,
 ) -> GradientStatistics:
     """Return the root mean square of the gradient of every weight over a text, usually the training text.
 
@@ -206,7 +207,7 @@ def dynamic_score(
     settings: DynamicSettings | None = None,
     *,
     precision: str = "float32",
-    progress: Progress = ignore_progress,
+    progress: ProgressCallback = ignore_progress,
 ) -> Score:
     """Score a text by dynamic evaluation, and restore the weights of the model afterwards."""
     settings = settings or DynamicSettings()
@@ -240,7 +241,7 @@ def search_rates(
     settings: DynamicSettings | None = None,
     *,
     precision: str = "float32",
-    progress: Progress = ignore_progress,
+    progress: ProgressCallback = ignore_progress,
 ) -> tuple[DynamicSettings, Grid]:
     """Search for eta and lambda on a validation text, over the authors' grid and beyond its edges.
 
@@ -259,7 +260,7 @@ def search_rates(
     def settings_at(point: Point) -> DynamicSettings:
         return settings.model_copy(update={"eta": point["eta"], "decay": point["lambda"]})
 
-    def measure(point: Point, progress: Progress) -> float:
+    def measure(point: Point, progress: ProgressCallback) -> float:
         point_settings = settings_at(point)
         nll_T = _score_while_learning(model, stream, statistics, point_settings, precision=precision, progress=progress)
         return float(nll_T.mean())
@@ -300,7 +301,7 @@ def _score_while_learning(
     settings: DynamicSettings,
     *,
     precision: str,
-    progress: Progress = ignore_progress,
+    progress: ProgressCallback = ignore_progress,
 ) -> Tensor:
     """Return the loss of every token, nll_T, of a model that learns while it reads, without waiting for the device.
 

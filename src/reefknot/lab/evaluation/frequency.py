@@ -30,6 +30,8 @@ EDGES = (0, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
 FIGURE_3 = (0, 1, 50, 100, 250, 500, 1_000, 2_500, 5_000)
 """Lower bounds of the bands of Pappas & Henderson, and a band for types that do not occur in the training text."""
 
+_TYPE_RESAMPLES = 2_000  # of the types of a band, for the interval of their mean
+
 Losses = NDArray[np.floating[Any]]
 """Negative log-likelihood of each token."""
 
@@ -160,7 +162,7 @@ def _losses_by_count(nll_N: Losses, counts_N: NDArray[np.int64], counts_V: NDArr
     """
     band_V = _band_indices(counts_V, EDGES)
     bands = []
-    for band in _iterate_bands(counts_N, EDGES):
+    for band in iterate_bands(counts_N, EDGES):
         bands.append(
             Band(
                 low=band.low,
@@ -173,22 +175,20 @@ def _losses_by_count(nll_N: Losses, counts_N: NDArray[np.int64], counts_V: NDArr
     return tuple(bands)
 
 
-def compare_by_target(
-    losses: PairedLosses, split: Split, vocabulary: Vocabulary, edges: tuple[int, ...] = FIGURE_3
-) -> list[TypeComparison]:
+def compare_by_target(losses: PairedLosses, split: Split, vocabulary: Vocabulary) -> list[TypeComparison]:
     """Compare two systems by the training count of the target.
 
     A type on which the loss of B is zero has no relative difference and is left out of the mean over types.
     """
     counts_V = np.asarray(vocabulary.counts)
-    band_V = _band_indices(counts_V, edges)
+    band_V = _band_indices(counts_V, FIGURE_3)
     targets_N, _ = _targets_and_previous(losses.tokens, split, vocabulary)
     is_present_V = np.bincount(targets_N, minlength=len(counts_V)) > 0
     sums_a_V = _sum_by_type(losses.a, targets_N, len(counts_V))
     sums_b_V = _sum_by_type(losses.b, targets_N, len(counts_V))
 
     comparisons = []
-    for band in _iterate_bands(counts_V[targets_N], edges):
+    for band in iterate_bands(counts_V[targets_N], FIGURE_3):
         in_band_V = is_present_V & (band_V == band.number)
         has_loss_V = in_band_V & (sums_b_V > 0)
         relative_T = 100 * (1 - sums_a_V[has_loss_V] / sums_b_V[has_loss_V])
@@ -208,14 +208,12 @@ def compare_by_target(
     return comparisons
 
 
-def compare_by_previous(
-    losses: PairedLosses, split: Split, vocabulary: Vocabulary, edges: tuple[int, ...] = FIGURE_3
-) -> list[BandComparison]:
+def compare_by_previous(losses: PairedLosses, split: Split, vocabulary: Vocabulary) -> list[BandComparison]:
     """Compare two systems by the training count of the token before the target."""
     _, previous_N = _targets_and_previous(losses.tokens, split, vocabulary)
     counts_N = np.asarray(vocabulary.counts)[previous_N]
     comparisons = []
-    for band in _iterate_bands(counts_N, edges):
+    for band in iterate_bands(counts_N, FIGURE_3):
         token_comparison = losses.compare_on(band.mask)
         comparisons.append(BandComparison(**vars(token_comparison), low=band.low, high=band.high))
     return comparisons
@@ -252,7 +250,7 @@ def _sum_by_type(runs: list[Losses], targets_N: NDArray[np.int64], num_types: in
     return np.asarray(sums_V, dtype=np.float64)
 
 
-class _CountBand(NamedTuple):
+class CountBand(NamedTuple):
     """A band of training counts."""
 
     number: int
@@ -262,11 +260,11 @@ class _CountBand(NamedTuple):
     high: int | None
     """The largest count of the band; None for no bound."""
     mask: NDArray[np.bool_]
-    """Which tokens are in the band, mask_N."""
+    """Which tokens (or types) are in the band, mask_N."""
 
 
-def _iterate_bands(counts_N: NDArray[np.int64], edges: tuple[int, ...]) -> Iterator[_CountBand]:
-    """Yield each band that has tokens, given the training count of every token."""
+def iterate_bands(counts_N: NDArray[np.int64], edges: tuple[int, ...]) -> Iterator[CountBand]:
+    """Yield each band that is not empty, given the training count of every token (or type)."""
     band_N = _band_indices(counts_N, edges)
     for index, low in enumerate(edges):
         mask_N = band_N == index
@@ -275,7 +273,7 @@ def _iterate_bands(counts_N: NDArray[np.int64], edges: tuple[int, ...]) -> Itera
         high = None
         if index + 1 < len(edges):
             high = edges[index + 1] - 1
-        yield _CountBand(index, low, high, mask_N)
+        yield CountBand(index, low, high, mask_N)
 
 
 def _band_indices(counts: NDArray[np.int64], edges: tuple[int, ...]) -> NDArray[np.int64]:
@@ -284,13 +282,13 @@ def _band_indices(counts: NDArray[np.int64], edges: tuple[int, ...]) -> NDArray[
     return indices
 
 
-def _bootstrap_interval(values_T: NDArray[np.float64], resamples: int = 2_000) -> tuple[float, float] | None:
+def _bootstrap_interval(values_T: NDArray[np.float64]) -> tuple[float, float] | None:
     """Return a 95 % bootstrap interval of the mean of values. The seed is fixed, so the result is reproducible."""
     if len(values_T) < 2:
         return None
     from reefknot.lab.evaluation.comparison import resample_counts
 
-    count_chunks = resample_counts(len(values_T), resamples, np.random.default_rng(0))
+    count_chunks = resample_counts(len(values_T), _TYPE_RESAMPLES, np.random.default_rng(0))
     means_R = np.concatenate([counts_RT @ values_T / len(values_T) for counts_RT in count_chunks])
     low, high = np.quantile(means_R, [0.025, 0.975])
     return float(low), float(high)

@@ -47,6 +47,13 @@ def encode_prompt(words: list[str], vocabulary: Vocabulary) -> list[int]:
     return ids
 
 
+def banned_ids(vocabulary: Vocabulary) -> tuple[int, ...]:
+    """Return the ids that are not generated, because they are not words: the id of <unk>, if the vocabulary has it."""
+    if vocabulary.unk is None:
+        return ()
+    return (vocabulary.unk,)
+
+
 @torch.no_grad()
 def generate(
     model: LanguageModel,

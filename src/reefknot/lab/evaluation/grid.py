@@ -6,36 +6,27 @@ an edge:
     grid = grid_search({"theta": [0.1, 0.3, 1.0], "weight": [0.1, 0.2]}, measure, split)
     print(grid.best, grid.table())
 
-The settings of the continuous cache (`cache.py`) and of dynamic evaluation (`dynamic.py`) are searched with it. This
-module also has helpers that long evaluations share: `shorten_split` for the beginning of a text, and the type of
-progress callbacks.
+The settings of the continuous cache (`cache.py`) and of dynamic evaluation (`dynamic.py`) are searched with it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
-from reefknot.errors import NonFiniteError, SettingsError
+from reefknot.errors import NonFiniteError
 from reefknot.lab.runs.definition import format_perplexity, perplexity
 from reefknot.lab.runs.result import Search
 from reefknot.lab.text.dataset import Split
-from reefknot.lab.text.vocabulary import Vocabulary
+from reefknot.storage.progress import ProgressCallback, ignore_progress
 
 EXTENSIONS = 4
 """Maximum number of values that a search tries beyond one end of an axis."""
 
 Point = dict[str, float]
 """A point of the grid: one value for each setting that is searched."""
-
-Progress = Callable[[str, float], None]
-"""Callback for progress. It is called with a description of the work and the fraction that is done."""
-
-
-def ignore_progress(description: str, fraction: float) -> None:
-    """Ignore progress reports."""
 
 
 @dataclass(frozen=True)
@@ -122,9 +113,9 @@ class Grid:
 
 def grid_search(
     axes: Mapping[str, Sequence[float]],
-    measure: Callable[[Point, Progress], float],
+    measure: Callable[[Point, ProgressCallback], float],
     split: Split,
-    progress: Progress = ignore_progress,
+    progress: ProgressCallback = ignore_progress,
     bounds: Mapping[str, tuple[float, float]] | None = None,
 ) -> Grid:
     """Measure the mean loss at every combination of values, then extend the axes whose best value is at an end.
@@ -212,36 +203,6 @@ def extend_axis(values: Sequence[float], edge: float, bounds: tuple[float, float
         extension.append(value)
         last = value
     return extension
-
-
-def shorten_split(split: Split, max_tokens: int | None, vocabulary: Vocabulary) -> Split:
-    """Return the first `max_tokens` tokens of a text, or the whole text if it is not longer.
-
-    The numbers of words, lines and bytes are estimated in proportion, not counted.
-    """
-    if max_tokens is None or max_tokens >= split.tokens:
-        return split
-    if max_tokens < 1:
-        raise SettingsError(f"cannot take the first {max_tokens} tokens of a text: must be at least 1")
-    ids = split.ids[:max_tokens]
-    separate_inputs = split.separate_inputs
-    if separate_inputs is not None:
-        separate_inputs = separate_inputs[:max_tokens]
-    num_unknown = 0
-    if vocabulary.unk is not None:
-        num_unknown = int((ids == vocabulary.unk).sum())
-    share = max_tokens / split.tokens
-    return replace(
-        split,
-        name=f"shortened {split.name}",
-        ids=ids,
-        separate_inputs=separate_inputs,
-        unknown=num_unknown,
-        words=round(split.words * share),
-        lines=round(split.lines * share),
-        bytes=max(1, round(split.bytes * share)),
-        sha256=None,
-    )
 
 
 def _best_point(points: Sequence[tuple[Point, float]]) -> Point:

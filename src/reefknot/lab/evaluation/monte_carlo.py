@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reefknot.errors import NonFiniteError, SettingsError
-from reefknot.lab.evaluation.grid import Progress, ignore_progress
 from reefknot.lab.evaluation.perplexity import (
     Score,
     autocast,
@@ -39,6 +38,7 @@ from reefknot.lab.runs.scores import MonteCarlo, TextScore
 from reefknot.lab.text.dataset import Split
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.nn.models.language_model import LanguageModel
+from reefknot.storage.progress import ProgressCallback, ignore_progress
 
 _ROUNDING_TOLERANCE = 1e-3  # a larger difference between losses in training and evaluation mode is not due to rounding
 
@@ -71,7 +71,7 @@ def monte_carlo_score(
     window: int | Windows,
     seed: int = 0,
     precision: str = "float32",
-    progress: Progress = ignore_progress,
+    progress: ProgressCallback = ignore_progress,
 ) -> MonteCarloScore:
     """Score a text by the mean probability over several passes with dropout.
 

@@ -112,9 +112,7 @@ def measure_tendency(
     id_of_watched = watched_ids(vocabulary)
     ids_W = torch.tensor(list(id_of_watched.values()), dtype=torch.long, device=device)
     inputs_T, targets_T = inputs_and_targets(split)
-    spans = None
-    if windows is not None:
-        spans = windows.spans(targets_T, vocabulary.eos)
+    spans = windows.spans(targets_T, vocabulary.eos) if windows else None
     targets_T = targets_T.to(device)
 
     # Add up the probabilities over all contexts, in chunks that bound the memory.

@@ -92,9 +92,7 @@ def compute_spectrum(
     inputs_T, targets_T = inputs_and_targets(split)
     inputs_T = inputs_T[:num_contexts]
     targets_T = targets_T[:num_contexts]
-    spans = None
-    if windows is not None:
-        spans = windows.spans(targets_T, eos)
+    spans = windows.spans(targets_T, eos) if windows else None
 
     # The copy computes in float64; the hidden states keep the precision of the model.
     output = deepcopy(model.output).double().eval()

@@ -68,7 +68,7 @@ def save_text_evaluation(run: RunFolder, kind: str, settings: dict[str, Any], gr
     An earlier evaluation of the same text in the same mode is replaced. Returns a message with the path.
     """
     evaluation = _build_evaluation(kind, settings, grid, {}, None).replace(other=score.summary())
-    return f"saved to {run.write_text_evaluation(evaluation)}"
+    return f"saved to {run.write_evaluation(evaluation)}"
 
 
 def _build_evaluation(

@@ -26,6 +26,8 @@ FEWEST_PAIRS = 3
 FEWEST_RESAMPLED = 10
 """Minimum number of pairs for an interval. Fewer pairs have too few distinct resamples."""
 
+_LEVEL = 0.95  # of the confidence interval
+
 Floats = NDArray[np.float64]
 
 
@@ -39,10 +41,8 @@ def spearman(x_N: Floats, y_N: Floats) -> float | None:
     return rho
 
 
-def spearman_interval(
-    x_N: Floats, y_N: Floats, *, resamples: int, seed: int, level: float = 0.95
-) -> tuple[float, float] | None:
-    """Return a confidence interval: quantiles of the correlation over resampled pairs.
+def spearman_interval(x_N: Floats, y_N: Floats, *, resamples: int, seed: int) -> tuple[float, float] | None:
+    """Return a 95 % confidence interval: quantiles of the correlation over resampled pairs.
 
     The same seed gives the same interval.
 
@@ -63,7 +63,7 @@ def spearman_interval(
     rho_R = rho_R[np.isfinite(rho_R)]  # undefined if a resample repeats a single pair
     if not len(rho_R):
         return None
-    low, high = np.quantile(rho_R, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(rho_R, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
     return float(low), float(high)
 
 

@@ -27,13 +27,14 @@ from reefknot.errors import ArgumentError
 from reefknot.lab.evaluation.beam import Hypothesis, SearchSettings, beam_search
 from reefknot.lab.evaluation.bleu import BleuSettings, create_metrics
 from reefknot.lab.evaluation.decoding import Decoder, decoding
-from reefknot.lab.evaluation.grid import Progress, ignore_progress
+from reefknot.lab.evaluation.generation import banned_ids
 from reefknot.lab.evaluation.perplexity import autocast
 from reefknot.lab.runs.result import Example, TranslationScores
 from reefknot.lab.text.pair_dataset import Lines, PairDataset
 from reefknot.lab.text.vocabulary import Vocabulary, VocabularyPair
 from reefknot.nn.models.translator import PAD, Translator
 from reefknot.storage.lines import Line, read_file, read_text
+from reefknot.storage.progress import ProgressCallback, ignore_progress
 
 BATCH_TOKENS = 4096
 """Number of source tokens, padding included, in a batch. It bounds the memory and changes no translation."""
@@ -74,7 +75,7 @@ def translate(
     precision: str = "float32",
     n_best: int = 1,
     notify: Callable[[str], None] | None = None,
-    progress: Progress = ignore_progress,
+    progress: ProgressCallback = ignore_progress,
 ) -> list[list[Translation]]:
     """Return the translations of each line, best first. The only translation of an empty line is empty.
 
@@ -132,7 +133,7 @@ class LineTranslator:
     unknown: int = field(default=0, init=False)
     """Number of words that were read as <unk>."""
 
-    def translate(self, lines: Sequence[Line], progress: Progress = ignore_progress) -> list[list[Translation]]:
+    def translate(self, lines: Sequence[Line], progress: ProgressCallback = ignore_progress) -> list[list[Translation]]:
         """Return the translations of each line, best first."""
         _, target_vocabulary = self.vocabulary_pair.vocabularies
         sources = [self._encode(line) for line in lines]
@@ -243,7 +244,7 @@ def evaluate_translations(
     *,
     precision: str = "float32",
     notify: Callable[[str], None] | None = None,
-    progress: Progress = ignore_progress,
+    progress: ProgressCallback = ignore_progress,
 ) -> TranslationEvaluation:
     """Translate a text and score the translations against the references."""
     metrics = create_metrics(bleu)
@@ -299,8 +300,8 @@ def shorten_dataset(dataset: PairDataset, split: str, max_pairs: int | None) -> 
         line_numbers=kept_numbers,
         words=sum(len(line.words) for line in target_lines),
         bytes=sum(line.size for line in target_lines),
-        unknown=_count_unknown(target, target_vocabulary),
-        unknown_source=_count_unknown(source, source_vocabulary),
+        unknown=target_vocabulary.count_unknown(target.ids),
+        unknown_source=source_vocabulary.count_unknown(source.ids),
     )
     return replace(dataset, splits={**dataset.splits, split: shortened})
 
@@ -309,13 +310,6 @@ def _first_lines(lines: Lines, count: int) -> Lines:
     """Return the first `count` lines."""
     end = lines.bounds[count]
     return Lines(lines.ids[:end], lines.bounds[: count + 1])
-
-
-def _count_unknown(lines: Lines, vocabulary: Vocabulary) -> int:
-    """Return the number of <unk> in some lines."""
-    if vocabulary.unk is None:
-        return 0
-    return int((lines.ids == vocabulary.unk).sum())
 
 
 def translate_examples(
@@ -374,10 +368,3 @@ def require_eos(vocabulary: Vocabulary) -> int:
     if vocabulary.eos is None:
         raise ArgumentError("the vocabulary has no <eos>, so no translation could end; train with <eos>")
     return vocabulary.eos
-
-
-def banned_ids(vocabulary: Vocabulary) -> tuple[int, ...]:
-    """Return the ids that are never generated in a translation."""
-    if vocabulary.unk is None:
-        return ()
-    return (vocabulary.unk,)

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from reefknot.lab.evaluation.frequency import EDGES
+from reefknot.lab.evaluation.frequency import EDGES, iterate_bands
 from reefknot.lab.text.streams import Streams
 from reefknot.nn.encoders.contract import State
 from reefknot.nn.models.language_model import LanguageModel
@@ -165,17 +165,10 @@ def measure_updates(
 
 def mean_by_frequency(values_V: Floats, counts: Sequence[int] | NDArray[np.int64]) -> list[dict[str, Any]]:
     """Return the mean of per-word values for each band (range) of training counts. Bands without words are left out."""
-    counts_V = np.asarray(counts, dtype=np.int64)
     bands: list[dict[str, Any]] = []
-    for low, next_low in zip(EDGES, (*EDGES[1:], None), strict=True):
-        in_band_V = counts_V >= low
-        high = None
-        if next_low is not None:
-            high = next_low - 1
-            in_band_V &= counts_V <= high
-        if in_band_V.any():
-            mean = float(values_V[in_band_V].mean())
-            bands.append({"low": low, "high": high, "types": int(in_band_V.sum()), "mean": mean})
+    for band in iterate_bands(np.asarray(counts, dtype=np.int64), EDGES):
+        mean = float(values_V[band.mask].mean())
+        bands.append({"low": band.low, "high": band.high, "types": int(band.mask.sum()), "mean": mean})
     return bands
 
 

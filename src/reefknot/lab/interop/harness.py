@@ -37,7 +37,7 @@ from tqdm import tqdm
 
 from reefknot.errors import DataError, SettingsError
 from reefknot.kernels.scores import IGNORE
-from reefknot.lab.evaluation.generation import generate
+from reefknot.lab.evaluation.generation import banned_ids, generate
 from reefknot.lab.evaluation.perplexity import ROWS_AT_ONCE
 from reefknot.lab.tasks.language_model import TrainedLanguageModel, open_language_model
 from reefknot.lab.text.samples import pack_windows
@@ -251,7 +251,7 @@ class ReefknotLM(TemplateLM):  # type: ignore[misc]
         """
         self._learn_spellings(request.args[0] for request in requests)
         vocabulary = self._trained.vocabulary
-        banned = () if vocabulary.unk is None else (vocabulary.unk,)
+        banned = banned_ids(vocabulary)
         texts = []
         for request in tqdm(requests, disable=disable_tqdm, desc="Generating"):
             context, options = request.args

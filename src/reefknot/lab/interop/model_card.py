@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from reefknot.lab.recipes.file import find_recipe, list_shipped_recipes, read_recipe_file
-from reefknot.lab.reports.results import Result, load_run
-from reefknot.lab.reports.rows import TableRow, join_runs
-from reefknot.lab.reports.table import rows_from_recipe, to_markdown
+from reefknot.lab.reports.table import rows_in_recipe_order, to_markdown
 from reefknot.lab.runs.definition import format_unknown_share, warn_of_unknown_words
+from reefknot.lab.runs.loading import load_run
 from reefknot.lab.runs.scores import TextScore
 from reefknot.lab.tasks.contract import TrainedRun
 from reefknot.storage.files import write_text
@@ -61,21 +59,12 @@ def build_card(trained: TrainedRun[Any, Any, Any], usage: str | None = None) -> 
         lines += ["This run has no result: its training is not finished, or it was imported.", ""]
         return "\n".join(lines)
 
-    lines += ["## Result", "", _result_table(result)]
+    lines += ["## Result", "", to_markdown(rows_in_recipe_order([result]))]
     lines += ["## Unknown words", "", *_describe_unknown(result.record.valid, result.record.test), ""]
     score = result.record.test or result.record.valid
     if score is not None:
         lines += ["## How the perplexity is defined", "", "```text", score.definition, "```", ""]
     return "\n".join(lines)
-
-
-def _result_table(result: Result) -> str:
-    """Return the row of the result table, with the paper's scores if the recipe reproduces a paper."""
-    recipe_rows: list[TableRow] = []
-    if result.recipe in list_shipped_recipes():
-        path, name = find_recipe(result.recipe)
-        recipe_rows = rows_from_recipe(read_recipe_file(path, name).rows, name)
-    return to_markdown([row for row in join_runs(recipe_rows, [result]) if row.results])
 
 
 def _example(trained: TrainedRun[Any, Any, Any]) -> str:

@@ -37,11 +37,11 @@ from reefknot.lab.reports.cells import (
     format_points,
     format_row_perplexity,
 )
-from reefknot.lab.reports.results import Result, collect_runs
 from reefknot.lab.reports.rows import TableRow, has_only_similarity, has_only_times, join_runs
 from reefknot.lab.reports.table import rows_from_recipe
 from reefknot.lab.reports.table import to_markdown as table_to_markdown
 from reefknot.lab.runs.definition import describe_context
+from reefknot.lab.runs.loading import Result, collect_runs
 from reefknot.lab.runs.modes import describe_mode
 from reefknot.lab.runs.result import RunResult
 from reefknot.lab.runs.scores import BLEU

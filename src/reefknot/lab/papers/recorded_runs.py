@@ -18,8 +18,8 @@ from typing import Any
 
 from reefknot.errors import DataError
 from reefknot.lab.papers.measured_figures import add_record, check_code, remove_local_paths
-from reefknot.lab.reports.results import Result, collect_runs
 from reefknot.lab.runs.folder import folder_name
+from reefknot.lab.runs.loading import Result, collect_runs
 from reefknot.lab.runs.result import RunResult, SavedEvaluation
 from reefknot.storage import manifest
 from reefknot.storage.files import write_text

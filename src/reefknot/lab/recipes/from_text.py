@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from reefknot.errors import DataError
+from reefknot.lab.text.corpus import CorpusSettings
 from reefknot.lab.text.sources import DEFAULT_FIELD, TextSource, open_text
 from reefknot.lab.text.splitting import SplitRule, TextSettings, has_named_splits
 from reefknot.lab.text.workers import num_cores
@@ -163,10 +164,12 @@ def choose_recipe(
         encoding: Encoding of the files.
     """
     num_tokens = text.subwords if tokens == "bpe" else text.words + text.lines
+    split_settings, split_reason = _choose_split(text, field, encoding)
+    split_toml = [f"{key} = {_quote(value)}" for key, value in split_settings.items()]
     vocabulary, num_types = _choose_vocabulary(text, tokens, device)
     model = _choose_model(num_tokens, num_types, device)
     choices = [
-        _choose_split(text, field, encoding),
+        _Choice(split_reason, "\n".join(["[base.corpus.text]", *split_toml])),
         vocabulary,
         _choose_ends(num_types, model.dim, tokens),
         model.describe(),
@@ -187,6 +190,12 @@ def choose_recipe(
     return TextRecipe("\n".join([*header, "", "\n\n".join(body), "", *footer]), [choice.reason for choice in choices])
 
 
+def choose_corpus(text: TextSummary, *, field: str = DEFAULT_FIELD, encoding: str | None = None) -> CorpusSettings:
+    """Return the section `corpus` of the recipe of a text: its path, and how it is read and split."""
+    settings, _ = _choose_split(text, field, encoding)
+    return CorpusSettings.model_validate({"name": text.path, "text": settings})
+
+
 def _quote(value: object) -> str:
     """Return a string or a number in TOML."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
@@ -200,7 +209,8 @@ def _comment(reason: str) -> str:
 # -- the choices ---------------------------------------------------------------------------------------------------
 
 
-def _choose_split(text: TextSummary, field: str, encoding: str | None) -> _Choice:
+def _choose_split(text: TextSummary, field: str, encoding: str | None) -> tuple[dict[str, object], str]:
+    """Return the settings that say how the text is read and split, and the reason for the split."""
     lines = text.lines
     settings: dict[str, object] = {}
     if field != DEFAULT_FIELD:
@@ -228,8 +238,7 @@ def _choose_split(text: TextSummary, field: str, encoding: str | None) -> _Choic
     if rule != "documents":
         settings["block"] = min(max(lines // 400, 1), 50)
     TextSettings.model_validate(settings)
-    lines_of_toml = [f"{key} = {_quote(value)}" for key, value in settings.items()]
-    return _Choice(reason, "\n".join(["[base.corpus.text]", *lines_of_toml]))
+    return settings, reason
 
 
 def _choose_vocabulary(text: TextSummary, tokens: TokenKind, device: str) -> tuple[_Choice, int]:

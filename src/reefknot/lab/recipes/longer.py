@@ -19,7 +19,7 @@ from reefknot.errors import DataError, SettingsError
 from reefknot.lab.config.overrides import apply_overrides
 from reefknot.lab.recipes.recipe import Recipe, Row
 from reefknot.lab.runs.changes import Change, find_changes
-from reefknot.lab.runs.earlier import LENGTH_KEYS, earlier_folders, format_length
+from reefknot.lab.runs.earlier import LENGTH_KEYS, earlier_folders, format_length, is_longer_training
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.tasks import check_experiment
 from reefknot.lab.tasks.contract import Experiment
@@ -76,7 +76,9 @@ def check_longer(run: RunFolder, experiment: Experiment, *, accept_difference: b
         accept_difference: Accept that the outcome differs.
     """
     old_training = run.config["settings"]["training"]
-    if format_length(old_training) == format_length(experiment.training.model_dump()):  # type: ignore[attr-defined]
+    new_training = experiment.training.model_dump()  # type: ignore[attr-defined]
+    old_length, new_length = format_length(old_training), format_length(new_training)
+    if old_length == new_length:
         return []
     if not isinstance(experiment, SequenceExperiment):
         raise SettingsError(
@@ -84,8 +86,7 @@ def check_longer(run: RunFolder, experiment: Experiment, *, accept_difference: b
             "its first update on; train the row again with the new length and another --out"
         )
     settings = experiment.training
-    old_length, new_length = format_length(old_training), format_length(settings.model_dump())
-    if not _is_increase(old_training, settings.model_dump()):
+    if not is_longer_training(old_training, new_training):
         raise SettingsError(f"{run.path}: {new_length} is not longer than {old_length}; use a larger number")
     run.best_checkpoint()  # raises an error if the weights are gone
     checkpoint = run.checkpoints.load_latest(silent)
@@ -155,19 +156,15 @@ def _merge_changes(old_changes: Iterable[Change], new_changes: Iterable[Change])
     return [change for change in changes.values() if change.old != change.new]
 
 
-def _is_increase(old_training: dict[str, Any], training: dict[str, Any]) -> bool:
-    for unit in ("epochs", "updates"):
-        old_length, length = old_training.get(unit), training.get(unit)
-        if old_length is not None:
-            return length is not None and length > old_length
-    return False
+def _awaits_averaging(settings: Any, progress: dict[str, Any]) -> bool:
+    """Return whether averaging has not begun yet. The stopping rule applies only after that."""
+    return settings.averaging is not None and not progress["averaged_from"]
 
 
 def _find_reason_to_stop(settings: Any, progress: dict[str, Any]) -> str | None:
     """Return why a longer run would have stopped after the last validation. A run that ends does not apply the rule."""
     losses = progress["validated"]
-    is_waiting = settings.averaging is not None and not progress["averaged_from"]
-    if settings.stop is None or is_waiting or not losses:
+    if settings.stop is None or _awaits_averaging(settings, progress) or not losses:
         return None
     reason = settings.stop.reason_to_stop(losses[:-1], losses[-1])
     return f"stops there by {reason}" if reason else None
@@ -182,7 +179,6 @@ def _find_difference(settings: Any, progress: dict[str, Any]) -> str | None:
         is_regular = step % settings.validate_every == 0
     if not is_regular:
         return f"training has validated at its end, after update {step:,}, where a longer run does not validate"
-    is_waiting = settings.averaging is not None and not progress["averaged_from"]
-    if is_waiting and losses and settings.averaging.should_start(losses[:-1], losses[-1]):
+    if _awaits_averaging(settings, progress) and losses and settings.averaging.should_start(losses[:-1], losses[-1]):
         return f"a longer run starts to average its weights after update {step:,}"
     return None

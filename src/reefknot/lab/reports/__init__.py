@@ -1,5 +1,4 @@
-"""Turn the folders of training runs into tables, plots and an HTML page.
+"""Turn training runs, as `lab/runs/loading.py` reads them, into tables, plots and an HTML page.
 
-`results.py` reads runs, `rows.py` groups them into the rows of a table, `table.py` builds the table, and `page.py`
-writes the HTML report.
+`rows.py` groups runs into the rows of a table, `table.py` builds the table, and `page.py` writes the HTML report.
 """

@@ -10,13 +10,14 @@ An end is where a model holds word vectors: the input (embedding) or the output 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from statistics import fmean
 from typing import NamedTuple
 
 from reefknot.lab.evaluation.benchmarks import PRESS
-from reefknot.lab.reports.results import Spread
 from reefknot.lab.reports.rows import TableRow
 from reefknot.lab.runs.definition import format_unknown_share
+from reefknot.lab.runs.loading import Spread
 from reefknot.lab.runs.scores import BLEU, CHRF, PERPLEXITY, TOKEN_PERPLEXITY, Metric
 
 CellFormat = Callable[[TableRow], str]
@@ -153,106 +154,63 @@ def _format_correlation(rho: Spread | None) -> str:
     return format_points(rho).replace("-", "−")
 
 
-# Each of the following functions takes a split or a benchmark, and returns a function that formats the cells of one
-# column.
+# The functions below format the cells of a column. Some of them serve several columns, one per split or benchmark.
 
 
-def _our_rho(benchmark: str) -> CellFormat:
-    def format_cell(row: TableRow) -> str:
-        return _join_ends(_format_correlation(row.rho(end, benchmark)) for end in ENDS)
-
-    return format_cell
+def _format_our_rho(row: TableRow, benchmark: str) -> str:
+    return _join_ends(_format_correlation(row.rho(end, benchmark)) for end in ENDS)
 
 
-def _paper_rho(benchmark: str) -> CellFormat:
-    def format_cell(row: TableRow) -> str:
-        rhos_by_end = [row.paper_similarity.get(end, {}) for end in ENDS]
-        return _join_ends(f"{rhos[benchmark]:.2f}" for rhos in rhos_by_end if benchmark in rhos)
-
-    return format_cell
+def _format_paper_rho(row: TableRow, benchmark: str) -> str:
+    rhos_by_end = [row.paper_similarity.get(end, {}) for end in ENDS]
+    return _join_ends(f"{rhos[benchmark]:.2f}" for rhos in rhos_by_end if benchmark in rhos)
 
 
-def _our_bleu(split: str) -> CellFormat:
-    def format_cell(row: TableRow) -> str:
-        return format_points(row.mean_score(BLEU, split))
-
-    return format_cell
+def _format_our_bleu(row: TableRow, split: str) -> str:
+    return format_points(row.mean_score(BLEU, split))
 
 
-def _paper_bleu(split: str) -> CellFormat:
-    def format_cell(row: TableRow) -> str:
-        bleu = row.paper.get(f"bleu_{split}")
-        return "" if bleu is None else format_paper_points(bleu)
-
-    return format_cell
+def _format_paper_bleu(row: TableRow, split: str) -> str:
+    bleu = row.paper.get(f"bleu_{split}")
+    return "" if bleu is None else format_paper_points(bleu)
 
 
-def _bleu_difference(split: str) -> CellFormat:
-    def format_cell(row: TableRow) -> str:
-        difference = row.bleu_difference(split)
-        return "" if difference is None else format_difference(difference)
-
-    return format_cell
+def _format_bleu_difference(row: TableRow, split: str) -> str:
+    difference = row.bleu_difference(split)
+    return "" if difference is None else format_difference(difference)
 
 
-def _our_perplexity(split: str) -> CellFormat:
-    def format_cell(row: TableRow) -> str:
-        return format_row_perplexity(row, split)
-
-    return format_cell
-
-
-def _token_perplexity(split: str) -> CellFormat:
-    """Return the format of the perplexity per token. The cell is empty if another column has the same number."""
-
-    def format_cell(row: TableRow) -> str:
-        if not row.uses_subwords or not row.has_words:
-            return ""
-        return format_spread(row.mean_score(TOKEN_PERPLEXITY, split))
-
-    return format_cell
+def _format_token_perplexity(row: TableRow, split: str) -> str:
+    """Format the perplexity per token. The cell is empty if another column has the same number."""
+    if not row.uses_subwords or not row.has_words:
+        return ""
+    return format_spread(row.mean_score(TOKEN_PERPLEXITY, split))
 
 
-def _protocol_perplexity(split: str) -> CellFormat:
-    def format_cell(row: TableRow) -> str:
-        perplexity = row.protocol_perplexity(split)
-        if perplexity is None and row.paper_epoch == "last" and row.records and split in row.paper:
-            return NOT_RECORDED
-        return format_spread(perplexity)
-
-    return format_cell
+def _format_protocol_perplexity(row: TableRow, split: str) -> str:
+    perplexity = row.protocol_perplexity(split)
+    if perplexity is None and row.paper_epoch == "last" and row.records and split in row.paper:
+        return NOT_RECORDED
+    return format_spread(perplexity)
 
 
-def _paper_perplexity(split: str) -> CellFormat:
-    def format_cell(row: TableRow) -> str:
-        perplexity = row.paper.get(split)
-        return "" if perplexity is None else format_perplexity(perplexity)
-
-    return format_cell
+def _format_paper_perplexity(row: TableRow, split: str) -> str:
+    perplexity = row.paper.get(split)
+    return "" if perplexity is None else format_perplexity(perplexity)
 
 
-def _relative_difference(split: str) -> CellFormat:
-    def format_cell(row: TableRow) -> str:
-        difference = row.relative_difference(split)
-        return "" if difference is None else format_percent(difference)
-
-    return format_cell
+def _format_relative_difference(row: TableRow, split: str) -> str:
+    difference = row.relative_difference(split)
+    return "" if difference is None else format_percent(difference)
 
 
-def _authors_perplexity(row: TableRow) -> str:
+def _format_authors_perplexity(row: TableRow) -> str:
     return format_perplexity(row.authors_perplexity) if row.authors_perplexity else ""
 
 
-def _paper_number(key: str) -> CellFormat:
-    """Return the format of a number that the paper reports, such as `hours`."""
-
-    def format_cell(row: TableRow) -> str:
-        return f"{row.paper[key]:g}" if key in row.paper else ""
-
-    return format_cell
-
-
-# Each of the following functions formats the cells of one column.
+def _format_paper_number(row: TableRow, key: str) -> str:
+    """Format a number that the paper reports, such as `hours`."""
+    return f"{row.paper[key]:g}" if key in row.paper else ""
 
 
 def _format_corpus(row: TableRow) -> str:
@@ -368,8 +326,8 @@ def _similarity_columns() -> list[ColumnFormat]:
     """Return our correlation and the paper's correlation for each word similarity benchmark."""
     columns = []
     for benchmark in PRESS:
-        columns.append(ColumnFormat(benchmark, benchmark, _our_rho(benchmark)))
-        columns.append(ColumnFormat(benchmark, "paper", _paper_rho(benchmark)))
+        columns.append(ColumnFormat(benchmark, benchmark, partial(_format_our_rho, benchmark=benchmark)))
+        columns.append(ColumnFormat(benchmark, "paper", partial(_format_paper_rho, benchmark=benchmark)))
     return columns
 
 
@@ -377,29 +335,29 @@ COLUMNS: tuple[ColumnFormat, ...] = (
     ColumnFormat("size", CORPUS_TITLE, _format_corpus),
     ColumnFormat("size", "parameters", _format_parameters),
     ColumnFormat("pace", "s/epoch", _format_epoch_seconds),
-    ColumnFormat("pace", "paper", _paper_number("seconds")),
-    ColumnFormat(BLEU_TITLES["valid"], BLEU_TITLES["valid"], _our_bleu("valid")),
-    ColumnFormat(BLEU_TITLES["valid"], "paper", _paper_bleu("valid")),
-    ColumnFormat(BLEU_TITLES["valid"], "diff", _bleu_difference("valid")),
-    ColumnFormat(BLEU_TITLES["test"], BLEU_TITLES["test"], _our_bleu("test")),
-    ColumnFormat(BLEU_TITLES["test"], "paper", _paper_bleu("test")),
-    ColumnFormat(BLEU_TITLES["test"], "diff", _bleu_difference("test")),
+    ColumnFormat("pace", "paper", partial(_format_paper_number, key="seconds")),
+    ColumnFormat(BLEU_TITLES["valid"], BLEU_TITLES["valid"], partial(_format_our_bleu, split="valid")),
+    ColumnFormat(BLEU_TITLES["valid"], "paper", partial(_format_paper_bleu, split="valid")),
+    ColumnFormat(BLEU_TITLES["valid"], "diff", partial(_format_bleu_difference, split="valid")),
+    ColumnFormat(BLEU_TITLES["test"], BLEU_TITLES["test"], partial(_format_our_bleu, split="test")),
+    ColumnFormat(BLEU_TITLES["test"], "paper", partial(_format_paper_bleu, split="test")),
+    ColumnFormat(BLEU_TITLES["test"], "diff", partial(_format_bleu_difference, split="test")),
     ColumnFormat(BLEU_TITLES["test"], "chrF", _format_chrf),
-    ColumnFormat("training", "train", _our_perplexity("train")),
-    ColumnFormat("training", PROTOCOL_TITLE, _protocol_perplexity("train")),
-    ColumnFormat("training", "paper", _paper_perplexity("train")),
-    ColumnFormat("training", "diff", _relative_difference("train")),
+    ColumnFormat("training", "train", partial(format_row_perplexity, split="train")),
+    ColumnFormat("training", PROTOCOL_TITLE, partial(_format_protocol_perplexity, split="train")),
+    ColumnFormat("training", "paper", partial(_format_paper_perplexity, split="train")),
+    ColumnFormat("training", "diff", partial(_format_relative_difference, split="train")),
     ColumnFormat("validation", "valid", _format_validation),
-    ColumnFormat("validation", PER_TOKEN_TITLE, _token_perplexity("valid")),
-    ColumnFormat("validation", PROTOCOL_TITLE, _protocol_perplexity("valid")),
-    ColumnFormat("validation", AUTHORS_TITLE, _authors_perplexity),
-    ColumnFormat("validation", "paper", _paper_perplexity("valid")),
-    ColumnFormat("validation", "diff", _relative_difference("valid")),
-    ColumnFormat("test", "test", _our_perplexity("test")),
-    ColumnFormat("test", PER_TOKEN_TITLE, _token_perplexity("test")),
-    ColumnFormat("test", PROTOCOL_TITLE, _protocol_perplexity("test")),
-    ColumnFormat("test", "paper", _paper_perplexity("test")),
-    ColumnFormat("test", "diff", _relative_difference("test")),
+    ColumnFormat("validation", PER_TOKEN_TITLE, partial(_format_token_perplexity, split="valid")),
+    ColumnFormat("validation", PROTOCOL_TITLE, partial(_format_protocol_perplexity, split="valid")),
+    ColumnFormat("validation", AUTHORS_TITLE, _format_authors_perplexity),
+    ColumnFormat("validation", "paper", partial(_format_paper_perplexity, split="valid")),
+    ColumnFormat("validation", "diff", partial(_format_relative_difference, split="valid")),
+    ColumnFormat("test", "test", partial(format_row_perplexity, split="test")),
+    ColumnFormat("test", PER_TOKEN_TITLE, partial(_format_token_perplexity, split="test")),
+    ColumnFormat("test", PROTOCOL_TITLE, partial(_format_protocol_perplexity, split="test")),
+    ColumnFormat("test", "paper", partial(_format_paper_perplexity, split="test")),
+    ColumnFormat("test", "diff", partial(_format_relative_difference, split="test")),
     ColumnFormat(UNKNOWN_TITLE, UNKNOWN_TITLE, _format_unknown),
     *_similarity_columns(),
     ColumnFormat("time", "epochs", format_epochs),
@@ -408,7 +366,7 @@ COLUMNS: tuple[ColumnFormat, ...] = (
     ColumnFormat("time", "s/epoch", _format_seconds_per_epoch),
     ColumnFormat("time", STEP_SECONDS_TITLE, _format_step_seconds),
     ColumnFormat("time", SPEEDUP_TITLE, _format_speedup),
-    ColumnFormat("time", "paper hours", _paper_number("hours")),
+    ColumnFormat("time", "paper hours", partial(_format_paper_number, key="hours")),
     ColumnFormat("cost", "tokens/s", _format_tokens_per_second),
     ColumnFormat("cost", "memory", _format_peak_memory),
     ColumnFormat("cost", "seeds", _format_seeds),

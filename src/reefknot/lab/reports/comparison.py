@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from reefknot.lab.reports.cells import format_perplexity
-from reefknot.lab.reports.drawing import COLOURS, Drawing, Plot
+from reefknot.lab.reports.drawing import COLOURS, Drawing
 from reefknot.lab.reports.page import Section, create_environment
 
 ANCHOR = "comparison"
@@ -33,7 +33,7 @@ class _Row:
 
 
 def build_section(
-    records: Sequence[Mapping[str, Any]], names: Sequence[str], description: str, plots: Sequence[Plot] = ()
+    records: Sequence[Mapping[str, Any]], names: Sequence[str], description: str, plots: Sequence[Drawing] = ()
 ) -> Section:
     """Return the section on a comparison.
 
@@ -131,7 +131,7 @@ def _signed(value: float) -> str:
     return f"{value:+.2f}".replace("-", "−")
 
 
-def _plot_intervals(rows: Sequence[_Row], label: str, caption: str) -> Plot:
+def _plot_intervals(rows: Sequence[_Row], label: str, caption: str) -> Drawing:
     """Draw each difference as a point with its interval, one above the other."""
 
     def draw(figure: Figure) -> None:
@@ -149,7 +149,7 @@ def _plot_intervals(rows: Sequence[_Row], label: str, caption: str) -> Plot:
         axes.set(xlabel=label)
 
     height = 0.8 + 0.35 * len(rows)
-    return Plot(Drawing("comparison", height, [], draw, caption).svg, caption)
+    return Drawing("comparison", height, [], draw, caption)
 
 
 def _shorten(name: str, length: int = 24) -> str:

@@ -72,14 +72,6 @@ _RC_PARAMS: dict[Any, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class Plot:
-    """A finished plot: inline SVG and a caption."""
-
-    svg: str
-    caption: str
-
-
 def describe_left_out(rows: Sequence[TableRow], reason: str) -> str:
     """Return a sentence that lists rows that are not plotted. Rows with a footnote are listed by its sign.
 
@@ -138,13 +130,6 @@ def _count_legend_columns(names: Sequence[str]) -> int:
     """Return the number of columns of a legend: two if all names are short."""
     longest = max(map(len, names), default=0)
     return 2 if longest <= 28 else 1
-
-
-def render_svg(
-    name: str, height: float, plotted: Sequence[TableRow], draw: Callable[[Figure], None], caption: str
-) -> str:
-    """Draw a plot of the page as inline SVG, with space for a legend of the plotted rows."""
-    return Drawing(name, height, [row.name for row in plotted], draw, caption).svg
 
 
 @dataclass(frozen=True)

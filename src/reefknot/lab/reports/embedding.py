@@ -22,9 +22,9 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from reefknot.errors import ReefknotError
-from reefknot.lab.reports.drawing import Plot, render_svg, row_style
-from reefknot.lab.reports.results import Result
+from reefknot.lab.reports.drawing import Drawing, row_style
 from reefknot.lab.reports.rows import TableRow
+from reefknot.lab.runs.loading import Result
 from reefknot.lab.runs.result import Embedding, Judgement, NearestWords, Neighbors, RunResult
 from reefknot.lab.runs.stored import Stored
 from reefknot.lab.text.bpe import format_token
@@ -81,7 +81,7 @@ class EmbeddingSection:
     seed: int
     tying: str
     """Which ends share a table, in words."""
-    pictures: tuple[Plot, ...]
+    pictures: tuple[Drawing, ...]
     similarity_ends: tuple[str, ...]
     """Titles of the columns of `similarity`."""
     similarity: tuple[BenchmarkScores, ...]
@@ -232,7 +232,7 @@ def _compare_benchmarks(judgements_by_end: dict[str, tuple[Judgement, ...]]) -> 
     return benchmarks
 
 
-def _draw_pictures(name: str, embedding: Embedding) -> list[Plot]:
+def _draw_pictures(name: str, embedding: Embedding) -> list[Drawing]:
     """Draw one plot per end, all of the same size. Ends without coordinates for every word are left out."""
     planes = {"input": embedding.input, "output": embedding.output, "tied": embedding.tied}
     word_count = len(embedding.words)
@@ -255,7 +255,7 @@ def _draw_pictures(name: str, embedding: Embedding) -> list[Plot]:
     return plots
 
 
-def _draw_picture(name: str, embedding: Embedding, points_W2: Floats, height: float, caption: str) -> Plot:
+def _draw_picture(name: str, embedding: Embedding, points_W2: Floats, height: float, caption: str) -> Drawing:
     """Draw the words of an end. A group has one colour and marker, and lines from its first word to the others."""
     words = [_shorten(word) for word in embedding.words]
     labels = _place_labels(points_W2, words, height)
@@ -280,7 +280,7 @@ def _draw_picture(name: str, embedding: Embedding, points_W2: Floats, height: fl
         for word, label in zip(words, labels, strict=True):
             axes.text(label.left, label.baseline, word, fontsize=_FONT_SIZE)
 
-    return Plot(render_svg(name, height / 72, (), draw, caption), caption)
+    return Drawing(name, height / 72, [], draw, caption)
 
 
 class _Label(NamedTuple):

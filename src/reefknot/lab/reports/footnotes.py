@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from reefknot.lab.reports.results import Result, flatten
 from reefknot.lab.reports.rows import TableRow, group_comparable, score_difference
 from reefknot.lab.runs.comparability import explain_in_table
+from reefknot.lab.runs.loading import Result, flatten
 
 FOOTNOTE_SIGNS = "†‡§¶"
 

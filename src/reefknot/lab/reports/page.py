@@ -26,11 +26,11 @@ from reefknot.lab.recipes.file import find_recipe, list_shipped_recipes, read_re
 from reefknot.lab.reports import embedding, plots, translations
 from reefknot.lab.reports.cells import format_perplexity
 from reefknot.lab.reports.footnotes import add_footnotes
-from reefknot.lab.reports.reading import summarise_rows
-from reefknot.lab.reports.results import Result, differing_keys, flatten
-from reefknot.lab.reports.rows import TableRow, add_recipe_names, has_only_times, join_runs
-from reefknot.lab.reports.table import build_table, rows_from_recipe
+from reefknot.lab.reports.rows import TableRow, has_only_times, join_runs
+from reefknot.lab.reports.sentences import summarise_rows
+from reefknot.lab.reports.table import build_table
 from reefknot.lab.runs.definition import format_unknown_share
+from reefknot.lab.runs.loading import Result, differing_keys, flatten
 from reefknot.lab.runs.result import RunResult, SavedEvaluation
 from reefknot.lab.runs.scores import TextScore
 from reefknot.lab.runs.tables import frequency_rows, metrics_rows, result_rows, to_csv
@@ -244,17 +244,6 @@ def recipe_title(results: Sequence[Result], title: str | None = None) -> str:
         path, _ = find_recipe(recipes[0])
         title = read_recipe_file(path, recipes[0]).title
     return title or f"Recipe {recipes[0]}"
-
-
-def rows_in_recipe_order(results: Sequence[Result]) -> list[TableRow]:
-    """Return the rows of some runs, in the order of their recipes. Rows of a recipe without runs are left out."""
-    recipe_names = {result.recipe for result in results}
-    recipe_rows: list[TableRow] = []
-    for name in list_shipped_recipes():
-        if name in recipe_names:
-            path, _ = find_recipe(name)
-            recipe_rows += rows_from_recipe(read_recipe_file(path, name).rows, name)
-    return add_recipe_names(row for row in join_runs(recipe_rows, results) if row.results)
 
 
 def _build_translations(plotted: Sequence[TableRow]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Draw the plots of the HTML report: training curves, loss by word frequency, and model size against score.
 
-Each public function takes the rows of the report and returns finished plots as inline SVG. A row is one experiment of a
-recipe, with one run per random seed. A plot shows only rows that can be compared, and its caption names the others. The
-common style is in `drawing.py`.
+Each public function takes the rows of the report and returns plots. A row is one experiment of a recipe, with one run
+per random seed. A plot shows only rows that can be compared, and its caption names the others. The common style is in
+`drawing.py`.
 
 A band is a range of word counts in the training text, such as 10 to 99. Plots of word frequency group words by band.
 """
@@ -19,15 +19,15 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from reefknot.lab.reports.drawing import POINT_STYLE, Plot, add_legend, describe_left_out, render_svg, row_style
-from reefknot.lab.reports.results import Result, flatten
+from reefknot.lab.reports.drawing import POINT_STYLE, Drawing, add_legend, describe_left_out, row_style
 from reefknot.lab.reports.rows import TableRow, group_by_bleu, largest_comparable_group, ranking_metric
 from reefknot.lab.runs.definition import perplexity
+from reefknot.lab.runs.loading import Result, flatten
 from reefknot.lab.runs.result import Band, MetricsLine
 from reefknot.lab.runs.scores import BLEU
 
 
-def plot_curves(rows: Sequence[TableRow]) -> list[Plot]:
+def plot_curves(rows: Sequence[TableRow]) -> list[Drawing]:
     """Plot validation perplexity, training perplexity and the loss per word pair of skip-gram models, if logged.
 
     The x axis shows epochs, or updates if no run has more than one epoch.
@@ -39,7 +39,7 @@ def plot_curves(rows: Sequence[TableRow]) -> list[Plot]:
     return [*_plot_validation(rows, x_axis), *_plot_training(rows, x_axis), *_plot_skip_gram(rows)]
 
 
-def _plot_validation(rows: Sequence[TableRow], x_axis: str) -> list[Plot]:
+def _plot_validation(rows: Sequence[TableRow], x_axis: str) -> list[Drawing]:
     """Plot validation perplexity per word. `x_axis` is "epoch" or "update"."""
     validated = [row for row in rows if any(result.last_metrics("valid") for result in row.results)]
     has_curve = [row for row in validated if any(_read_curve(result, "valid", x_axis) for result in row.results)]
@@ -54,7 +54,7 @@ def _plot_validation(rows: Sequence[TableRow], x_axis: str) -> list[Plot]:
     return _draw_curves("valid", x_axis, rows, plotted, caption)
 
 
-def _plot_training(rows: Sequence[TableRow], x_axis: str) -> list[Plot]:
+def _plot_training(rows: Sequence[TableRow], x_axis: str) -> list[Drawing]:
     """Plot training perplexity per token. `x_axis` is "epoch" or "update"."""
     labelled = [_add_loss_remarks(row) for row in rows]
     plotted = [row for row in labelled if any(_read_curve(result, "train", x_axis) for result in row.results)]
@@ -68,7 +68,7 @@ def _plot_training(rows: Sequence[TableRow], x_axis: str) -> list[Plot]:
     return _draw_curves("train", x_axis, labelled, plotted, caption)
 
 
-def _plot_skip_gram(rows: Sequence[TableRow]) -> list[Plot]:
+def _plot_skip_gram(rows: Sequence[TableRow]) -> list[Drawing]:
     """Plot the loss per word pair of skip-gram models."""
     plotted = [row for row in rows if any(result.last_metrics("pairs") for result in row.results)]
     caption = "Skip-gram: mean loss of a pair of words and its negative samples, always over the same few pairs."
@@ -77,7 +77,7 @@ def _plot_skip_gram(rows: Sequence[TableRow]) -> list[Plot]:
 
 def _draw_curves(
     kind: str, x_axis: str, rows: Sequence[TableRow], plotted: Sequence[TableRow], caption: str
-) -> list[Plot]:
+) -> list[Drawing]:
     """Draw the curves of all plotted rows in one plot; return an empty list if no curve has two points.
 
     Args:
@@ -124,10 +124,10 @@ def _draw_curves(
         caption += " The steep beginning is cut off."
     if any(len(row.results) > 1 for row in plotted):
         caption += " Thin lines are seeds, thick lines their mean."
-    return [Plot(render_svg(f"curve-{kind}", 2.8, plotted, draw, caption), caption)]
+    return [Drawing(f"curve-{kind}", 2.8, [row.name for row in plotted], draw, caption)]
 
 
-def plot_frequency(rows: Sequence[TableRow]) -> list[Plot]:
+def plot_frequency(rows: Sequence[TableRow]) -> list[Drawing]:
     """Plot the loss by the training frequency of the target, and by the training frequency of the previous token.
 
     Only rows with the same tokens are plotted, because losses on different tokens cannot be compared.
@@ -151,7 +151,7 @@ def plot_frequency(rows: Sequence[TableRow]) -> list[Plot]:
 
         draw = partial(_draw_frequency, rows=rows, plotted=plotted, position=position, panels=panels)
         height = 4.2 if len(panels) > 1 else 2.8
-        plots.append(Plot(render_svg(f"frequency-{position}", height, plotted, draw, caption), caption))
+        plots.append(Drawing(f"frequency-{position}", height, [row.name for row in plotted], draw, caption))
     return plots
 
 
@@ -165,7 +165,7 @@ def _choose_panels(position: str, row_count: int) -> tuple[str, ...]:
     return ("loss", "difference")
 
 
-def plot_sizes(rows: Sequence[TableRow]) -> list[Plot]:
+def plot_sizes(rows: Sequence[TableRow]) -> list[Drawing]:
     """Plot parameters against the test score that ranks the rows, if at least two rows can be compared."""
     metric = ranking_metric(rows)
     score_name = f"test {metric.name}"
@@ -195,7 +195,7 @@ def plot_sizes(rows: Sequence[TableRow]) -> list[Plot]:
 
     caption = f"Parameters against {score_name}; {metric.better} and further left is better."
     caption += describe_left_out([row for row in scored if row not in plotted], reason)
-    return [Plot(render_svg("sizes", 2.8, plotted, draw, caption), caption)]
+    return [Drawing("sizes", 2.8, [row.name for row in plotted], draw, caption)]
 
 
 def _draw_frequency(

@@ -20,9 +20,9 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from reefknot.lab.evaluation.benchmarks import PRESS
-from reefknot.lab.reports.results import Result, Spread, differing_keys, distinguishing_settings, flatten
 from reefknot.lab.runs.changes import Change
 from reefknot.lab.runs.comparability import Difference, find_difference
+from reefknot.lab.runs.loading import Result, Spread, differing_keys, distinguishing_settings, flatten
 from reefknot.lab.runs.modes import MODES, describe_mode
 from reefknot.lab.runs.result import Judgement, RunResult, SavedEvaluation, TranslationScores
 from reefknot.lab.runs.scores import BLEU, PERPLEXITY, Metric, TextScore
@@ -91,6 +91,11 @@ class TableRow:
         return [result.record for result in self.results if result.record]
 
     @property
+    def finished_runs(self) -> list[tuple[Result, RunResult]]:
+        """The finished runs behind the scores, with their results: runs of the row, or the runs that it evaluates."""
+        return [(result, result.record) for result in (*self.results, *self.source_runs) if result.record]
+
+    @property
     def evaluations(self) -> list[SavedEvaluation]:
         """The saved evaluations that an evaluation row shows."""
         return [result.evaluations[self.mode] for result in self.source_runs if self.mode]
@@ -124,16 +129,12 @@ class TableRow:
     @property
     def changes(self) -> tuple[Change, ...]:
         """Settings that differ from the recipe in any of the runs behind the row's scores."""
-        records = [result.record for result in (*self.results, *self.source_runs) if result.record]
-        return tuple(dict.fromkeys(change for record in records for change in record.changed))
+        return tuple(dict.fromkeys(change for _, record in self.finished_runs for change in record.changed))
 
     @property
     def scored_corpus(self) -> str:
         """The name of the corpus that the scores were measured on; empty if there are no scores."""
-        for result in (*self.results, *self.source_runs):
-            if result.record:
-                return result.record.corpus.name
-        return ""
+        return next((record.corpus.name for _, record in self.finished_runs), "")
 
     # -- scores --------------------------------------------------------------------------------------------------------
 
@@ -232,8 +233,7 @@ class TableRow:
     @property
     def epochs(self) -> list[float]:
         """The number of epochs of each finished run that was trained for epochs, or of each evaluated run."""
-        runs = (*self.results, *self.source_runs)
-        return [result.epochs for result in runs if result.record and not result.is_limited_by_updates]
+        return [result.epochs for result, _ in self.finished_runs if not result.is_limited_by_updates]
 
     @property
     def updates(self) -> list[int]:
@@ -245,7 +245,7 @@ class TableRow:
     @property
     def full_epochs(self) -> float:
         """The number of epochs in the recipe, before any override, or in the paper if it is larger."""
-        record = next(result.record for result in (*self.results, *self.source_runs) if result.record)
+        _, record = self.finished_runs[0]
         epochs = record.training.epochs
         for change in record.changed:
             if change.key == "training.epochs":
@@ -258,8 +258,7 @@ class TableRow:
         """Whether a run has fewer epochs than the recipe or the paper, and no rule of the recipe ended it early."""
         if not self.epochs or min(self.epochs) >= self.full_epochs:
             return False
-        records = [result.record for result in (*self.results, *self.source_runs) if result.record]
-        return any(not record.training.stopped or "epochs" in self.paper for record in records)
+        return any(not record.training.stopped or "epochs" in self.paper for _, record in self.finished_runs)
 
     @property
     def is_faithful(self) -> bool:

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from reefknot.lab.reports.results import Result, Spread, load_run
 from reefknot.lab.reports.rows import TableRow, largest_comparable_group, ranking_metric
 from reefknot.lab.runs.changes import Change
+from reefknot.lab.runs.loading import Result, Spread, load_run
 from reefknot.lab.runs.result import Frequency, Neighbors, RunResult, Translations
 from reefknot.lab.runs.scores import BLEU, PERPLEXITY
 

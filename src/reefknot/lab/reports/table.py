@@ -21,7 +21,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from reefknot.lab.evaluation.benchmarks import PRESS
-from reefknot.lab.recipes.file import Row
+from reefknot.lab.recipes.file import Row, find_recipe, list_shipped_recipes, read_recipe_file
 from reefknot.lab.reports.cells import (
     AUTHORS_TITLE,
     BLEU_TITLES,
@@ -38,14 +38,17 @@ from reefknot.lab.reports.cells import (
 from reefknot.lab.reports.footnotes import add_footnotes
 from reefknot.lab.reports.rows import (
     TableRow,
+    add_recipe_names,
     group_rankable,
     has_only_similarity,
     has_only_times,
+    join_runs,
     ranking_metric,
     time_ratios,
 )
 from reefknot.lab.runs.changes import Change
 from reefknot.lab.runs.definition import MAX_UNKNOWN_SHARE
+from reefknot.lab.runs.loading import Result
 from reefknot.lab.runs.scores import BLEU, PERPLEXITY
 
 PERPLEXITY_GROUPS = ("training", "validation", "test", UNKNOWN_TITLE)
@@ -130,6 +133,17 @@ def rows_from_recipe(rows: Iterable[Row], recipe: str = "") -> list[TableRow]:
             )
         )
     return table_rows
+
+
+def rows_in_recipe_order(results: Sequence[Result]) -> list[TableRow]:
+    """Return the rows of some runs, in the order of their recipes. Rows of a recipe without runs are left out."""
+    recipe_names = {result.recipe for result in results}
+    recipe_rows: list[TableRow] = []
+    for name in list_shipped_recipes():
+        if name in recipe_names:
+            path, _ = find_recipe(name)
+            recipe_rows += rows_from_recipe(read_recipe_file(path, name).rows, name)
+    return add_recipe_names(row for row in join_runs(recipe_rows, results) if row.results)
 
 
 def build_table(rows: Sequence[TableRow]) -> Table:

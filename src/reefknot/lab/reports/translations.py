@@ -17,7 +17,7 @@ import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
-from reefknot.lab.reports.drawing import COLOURS, Plot, add_legend, describe_left_out, render_svg, row_style
+from reefknot.lab.reports.drawing import COLOURS, Drawing, add_legend, describe_left_out, row_style
 from reefknot.lab.reports.rows import TableRow, group_by_bleu
 from reefknot.lab.runs.result import Example, LengthBand, TranslationScores
 from reefknot.lab.text.bpe import format_token
@@ -44,7 +44,7 @@ class TranslatedPair:
     """Names of rows and their translations."""
 
 
-def plot_by_length(rows: Sequence[TableRow]) -> list[Plot]:
+def plot_by_length(rows: Sequence[TableRow]) -> list[Drawing]:
     """Plot test BLEU by the length of the source, for the largest group of comparable rows."""
     scored = [row for row in rows if _length_bands(row)]
     plotted = max(group_by_bleu(scored, "test"), key=len, default=[])
@@ -72,7 +72,7 @@ def plot_by_length(rows: Sequence[TableRow]) -> list[Plot]:
         caption += " Means over seeds."
     not_plotted = [row for row in scored if row not in plotted]
     caption += describe_left_out(not_plotted, "their text or their BLEU settings differ")
-    return [Plot(render_svg("by-length", 2.8, plotted, draw, caption), caption)]
+    return [Drawing("by-length", 2.8, [row.name for row in plotted], draw, caption)]
 
 
 def compare_examples(rows: Sequence[TableRow]) -> list[TranslatedPair]:
@@ -88,7 +88,7 @@ def compare_examples(rows: Sequence[TableRow]) -> list[TranslatedPair]:
     ]
 
 
-def plot_attention(rows: Sequence[TableRow]) -> list[tuple[str, list[Plot]]]:
+def plot_attention(rows: Sequence[TableRow]) -> list[tuple[str, list[Drawing]]]:
     """Return the names of rows with plots of the attention weights over the source, for some of their translations."""
     plots_by_row = []
     for row_index, row in enumerate(rows):
@@ -126,7 +126,7 @@ def list_signatures(rows: Sequence[TableRow]) -> list[str]:
     return list(dict.fromkeys(signatures))
 
 
-def _draw_attention(name: str, example: Example, decode_token: Callable[[str], str]) -> Plot:
+def _draw_attention(name: str, example: Example, decode_token: Callable[[str], str]) -> Drawing:
     """Draw the attention weights: source tokens as columns, target tokens as rows, darker for larger weights."""
     source_tokens = [decode_token(token) for token in example.source_tokens]
     target_tokens = [decode_token(token) for token in example.target_tokens]
@@ -144,7 +144,7 @@ def _draw_attention(name: str, example: Example, decode_token: Callable[[str], s
         axes.grid(visible=False)
 
     caption = f"{example.translation} — attention of the translation (rows) to the source (columns)."
-    return Plot(render_svg(name, height, (), draw, caption), caption)
+    return Drawing(name, height, [], draw, caption)
 
 
 def _fits_plot(example: Example) -> bool:

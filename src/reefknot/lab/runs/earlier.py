@@ -50,8 +50,13 @@ def is_longer(old_config: Mapping[str, Any], new_config: Mapping[str, Any], chan
     """Return whether the only change to a config is a longer training, in the same unit."""
     if not changes or any(change.key.removeprefix("settings.") not in LENGTH_KEYS for change in changes):
         return False
-    unit, length = _find_length(old_config["settings"]["training"])
-    new_unit, new_length = _find_length(new_config["settings"]["training"])
+    return is_longer_training(old_config["settings"]["training"], new_config["settings"]["training"])
+
+
+def is_longer_training(old_training: Mapping[str, Any], new_training: Mapping[str, Any]) -> bool:
+    """Return whether the length in the new settings of a training is larger than in the old ones, in the same unit."""
+    unit, length = _find_length(old_training)
+    new_unit, new_length = _find_length(new_training)
     return unit == new_unit and new_length > length
 
 

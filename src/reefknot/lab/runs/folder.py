@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING, Any
 from reefknot.errors import DataError, SettingsError
 from reefknot.lab.config.upgrade import detect_task, upgrade_settings
 from reefknot.lab.runs.changes import Change, canonical_json, find_changes
-from reefknot.lab.runs.checkpoints import RESTORE_ADVICE, Checkpoints
+from reefknot.lab.runs.checkpoints import RESTORE_ADVICE, Checkpoint, Checkpoints
 from reefknot.lab.runs.earlier import earlier_folders, is_longer, move_result
 from reefknot.lab.runs.result import SCORES_FILE, RunResult, SavedEvaluation, read_evaluation, read_result
 from reefknot.storage import files, manifest
@@ -206,6 +206,14 @@ class RunFolder:
             )
         return checkpoint.weights
 
+    def check_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Raise an error if a checkpoint from which training resumes belongs to a run with other settings."""
+        if checkpoint.fingerprint not in self.checkpoint_hashes:
+            raise DataError(
+                f"{checkpoint.path} is a checkpoint of a run whose settings differ from those of {self.path}; "
+                "use another --out"
+            )
+
     @property
     def vocabulary_path(self) -> Path:
         return self.path / "vocabulary.json"
@@ -245,24 +253,16 @@ class RunFolder:
         return read_evaluation(path, self.result) if path.exists() else None
 
     def write_evaluation(self, evaluation: SavedEvaluation) -> Path:
-        """Write an evaluation and return its path."""
-        path = self._evaluation_path(evaluation.kind)
-        with files.writing(path):
-            path.parent.mkdir(exist_ok=True)
-        files.remove_leftovers(path.parent)
-        manifest.write_json(path, evaluation.record())
-        return path
+        """Write an evaluation and return its path: in `evaluations`, or in `texts` if it has the score of another text.
 
-    def write_text_evaluation(self, evaluation: SavedEvaluation) -> Path:
-        """Write the evaluation of a text that is not a split of the corpus, and return its path.
-
-        The name of the file has the name of the text, the first digits of its hash, and the mode.
+        The name of a file in `texts` has the name of the text, the first digits of its hash, and the mode.
         """
-        score = evaluation.other
-        assert score is not None
-        assert score.text is not None
-        name = f"{folder_name(score.text.split)}-{(score.text.sha256 or 'shortened')[:12]}-{evaluation.kind}"
-        path = self.path / "texts" / f"{name}.json"
+        path = self._evaluation_path(evaluation.kind)
+        if evaluation.other is not None:
+            text = evaluation.other.text
+            assert text is not None
+            name = f"{folder_name(text.split)}-{(text.sha256 or 'shortened')[:12]}-{evaluation.kind}"
+            path = self.path / "texts" / f"{name}.json"
         with files.writing(path):
             path.parent.mkdir(exist_ok=True)
         files.remove_leftovers(path.parent)

@@ -19,13 +19,12 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from reefknot.errors import SettingsError
 from reefknot.extras import import_extra
-from reefknot.lab.runs.result import MetricsLine, RunResult, SavedEvaluation, read_evaluation, read_metrics_line
+from reefknot.lab.runs.loading import Result, flatten, load_run
+from reefknot.lab.runs.result import RunResult
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,53 +39,6 @@ _SETTINGS = "settings."
 """Prefix of the columns that show the settings of a run."""
 
 
-class RunData(Protocol):
-    """What the tables need of a run. `reports.results.Result` has these fields, too."""
-
-    @property
-    def folder(self) -> Path: ...
-    @property
-    def recipe(self) -> str: ...
-    @property
-    def row(self) -> str: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def record(self) -> RunResult | None: ...
-    @property
-    def metrics(self) -> Sequence[MetricsLine]: ...
-    @property
-    def settings(self) -> Mapping[str, Any]: ...
-    @property
-    def evaluations(self) -> Mapping[str, SavedEvaluation]: ...
-    @property
-    def texts(self) -> Mapping[str, SavedEvaluation]: ...
-
-
-@dataclass(frozen=True)
-class _FinishedRun:
-    """The tables' data of a finished run or of its record."""
-
-    folder: Path
-    record: RunResult
-    metrics: Sequence[MetricsLine]
-    settings: Mapping[str, Any]
-    evaluations: Mapping[str, SavedEvaluation]
-    texts: Mapping[str, SavedEvaluation]
-
-    @property
-    def recipe(self) -> str:
-        return self.record.recipe
-
-    @property
-    def row(self) -> str:
-        return self.record.row
-
-    @property
-    def seed(self) -> int:
-        return self.record.seed
-
-
 def to_pandas(run: RunFolder, table: str) -> pd.DataFrame:
     """Return a table of a finished run as a pandas DataFrame.
 
@@ -97,28 +49,15 @@ def to_pandas(run: RunFolder, table: str) -> pd.DataFrame:
     if table not in TABLES:
         raise SettingsError(f"there is no table '{table}'; the tables of a run are {', '.join(TABLES)}")
     pandas = import_extra("pandas", "to_pandas")
-    rows = TABLES[table](_read(run))
+    result = load_run(run.path)
+    if result.record is None:
+        raise SettingsError(f"{run.path} is not finished, so it has no results yet; finish its training first")
+    rows = TABLES[table](result)
     frame: pd.DataFrame = pandas.DataFrame(rows, columns=list_columns(rows))
     return frame
 
 
-def _read(run: RunFolder) -> _FinishedRun:
-    record = run.result
-    if record is None:
-        raise SettingsError(f"{run.path} is not finished, so it has no results yet; finish its training first")
-    metrics_file = run.metrics.path
-    lines = metrics_file.read_bytes().split(b"\n")[:-1] if metrics_file.exists() else []
-    return _FinishedRun(
-        folder=run.path,
-        record=record,
-        metrics=[read_metrics_line(line, str(metrics_file)) for line in lines if line.strip()],
-        settings=run.config.get("settings", {}),
-        evaluations={path.stem: read_evaluation(path, record) for path in sorted(run.path.glob("evaluations/*.json"))},
-        texts={path.stem: read_evaluation(path, record) for path in sorted(run.path.glob("texts/*.json"))},
-    )
-
-
-def result_rows(run: RunData) -> list[Row]:
+def result_rows(run: Result) -> list[Row]:
     """Return the row of a run, and a row for each of its saved evaluations.
 
     The column `mode` is `plain` for the scores of training, and otherwise the name of the evaluation. A row of an
@@ -139,13 +78,13 @@ def result_rows(run: RunData) -> list[Row]:
     return rows
 
 
-def metrics_rows(run: RunData) -> list[Row]:
+def metrics_rows(run: Result) -> list[Row]:
     """Return one row per line of metrics."""
     origin: Row = {"run": str(run.folder), "recipe": run.recipe, "row": run.row, "seed": run.seed}
     return [origin | _flatten(line.record()) for line in run.metrics]
 
 
-def frequency_rows(run: RunData) -> list[Row]:
+def frequency_rows(run: Result) -> list[Row]:
     """Return one row per frequency band. `position` says whose training count selects the band."""
     if run.record is None:
         return []
@@ -195,12 +134,11 @@ def _is_score(name: str) -> bool:
     return name.split(".")[0] in ("valid", "test", "other", "translation", "protocol")
 
 
-def _flatten(content: Mapping[str, Any], prefix: str = "") -> Row:
+def _flatten(content: Mapping[str, Any]) -> Row:
     """Return the single values of nested dictionaries by dotted name. Lists and long descriptions are left out."""
     row: Row = {}
-    for name, value in content.items():
-        if isinstance(value, Mapping):
-            row |= _flatten(value, f"{prefix}{name}.")
-        elif not isinstance(value, list | tuple) and name not in _LONG_FIELDS:
-            row[f"{prefix}{name}"] = value
+    for name, value in flatten(content).items():
+        _, _, field = name.rpartition(".")
+        if not isinstance(value, list | tuple | Mapping) and field not in _LONG_FIELDS:
+            row[name] = value
     return row

@@ -25,10 +25,9 @@ from reefknot.lab.config.upgrade import detect_task
 from reefknot.lab.runs.folder import RunFolder
 
 if TYPE_CHECKING:
-    from reefknot.lab.evaluation.grid import Progress
     from reefknot.lab.tasks.contract import Data, Experiment, Task, TrainedRun
     from reefknot.lab.tasks.requests import Answer, ComparisonAnswer, ComparisonRequest, EvaluationRequest, System
-    from reefknot.storage.progress import Notify
+    from reefknot.storage.progress import Notify, ProgressCallback
 
 TASKS = {
     "language_model": "reefknot.lab.tasks.language_model:LanguageModelTask",
@@ -136,7 +135,7 @@ def open_data(run: RunFolder, data_folder: Path | None, *, task: str | None = No
     return dataset
 
 
-def evaluate_run(run: RunFolder, request: EvaluationRequest, *, notify: Notify, progress: Progress) -> Answer:
+def evaluate_run(run: RunFolder, request: EvaluationRequest, *, notify: Notify, progress: ProgressCallback) -> Answer:
     """Score texts with a trained run; raise an error if an option of the request has no effect.
 
     Args:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,17 +33,13 @@ from reefknot.lab.evaluation.frequency import (
 )
 from reefknot.lab.evaluation.pairing import pair_scores
 from reefknot.lab.evaluation.perplexity import word_losses
-from reefknot.lab.runs.comparability import explain_in_comparison
 from reefknot.lab.runs.definition import describe_unknown_share, format_count_range, warn_of_unknown_words
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.tasks.language_model import open_texts
-from reefknot.lab.tasks.other_text import TokenText, score_other_text
+from reefknot.lab.tasks.other_text import Losses, SystemLosses, TokenText, describe_difference, score_other_text
 from reefknot.lab.tasks.requests import ComparisonRequest, System
 from reefknot.lab.text.dataset import Dataset
 from reefknot.storage.progress import Notify
-
-Losses = NDArray[Any]
-"""The loss of every token, or of every word, of a text."""
 
 
 def compare_texts(systems: Sequence[System], request: ComparisonRequest, *, notify: Notify) -> TextComparisons:
@@ -51,26 +48,20 @@ def compare_texts(systems: Sequence[System], request: ComparisonRequest, *, noti
     _check_options(request, resample_by)
 
     # Read or compute the losses.
-    split = request.split
     opener = _TextOpener(request.data)
     if request.text is None:
-        losses = _pair_losses(systems, split, opener, notify)
+        losses = _read_saved_losses(systems, request.split, opener, notify)
     else:
-        other_text = score_other_text(systems, request, notify)
-        split = other_text.name
-        losses = _SystemLosses(other_text.loss_unit, other_text.losses)
+        losses = score_other_text(systems, request, notify)
     if losses.loss_unit == "word":
         _check_word_options(request, resample_by)
     baseline_losses, *other_losses = losses.by_system
 
     # Divide the text into the units that are resampled.
     baseline, *other_systems = systems
-    baseline_run = baseline.runs[0]
     num_losses = len(baseline_losses[0])
     block_length = BLOCK if request.block is None else request.block
-    baseline_text = None
-    if resample_by == "documents" or request.bands:
-        baseline_text = opener.open_split(baseline_run, split) if request.text is None else other_text.baseline
+    baseline_text = losses.open_text() if resample_by == "documents" or request.bands else None
     if resample_by == "blocks":
         boundaries = block_boundaries(num_losses, block_length)
     else:
@@ -90,17 +81,13 @@ def compare_texts(systems: Sequence[System], request: ComparisonRequest, *, noti
         comparisons.append(TextComparison(baseline, system, result, bands))
 
     num_units = len(boundaries) - 1
-    description = f"{split} text: {num_losses:,} {losses.loss_unit}s in {num_units:,} {resample_by}"
+    description = f"{losses.name} text: {num_losses:,} {losses.loss_unit}s in {num_units:,} {resample_by}"
     if resample_by == "blocks" and block_length > boundaries[1] and num_units > 1:
         # `block_boundaries` has made the blocks shorter.
         description += f" of {boundaries[1]:,}, because with {block_length:,} there would be fewer than {FEWEST_UNITS}"
-    if request.text is None:
-        baseline_score = baseline_run.result.score(split) if baseline_run.result else None
-    else:
-        baseline_score = other_text.score
-    unknown_share = baseline_score.unknown_share if baseline_score else None
-    subwords = baseline_score is not None and baseline_score.uses_subwords
-    return TextComparisons(resample_by, description, comparisons, split, unknown_share, subwords)
+    unknown_share = losses.score.unknown_share if losses.score else None
+    subwords = losses.score is not None and losses.score.uses_subwords
+    return TextComparisons(resample_by, description, comparisons, losses.name, unknown_share, subwords)
 
 
 def _check_options(request: ComparisonRequest, resample_by: str) -> None:
@@ -157,33 +144,26 @@ class _TextOpener:
             )
 
 
-class _SystemLosses(NamedTuple):
-    """The losses of all systems on the same text."""
-
-    loss_unit: str
-    """What one loss belongs to: `token` or `word`."""
-    by_system: list[list[Losses]]
-    """For each system, the losses of its runs, one array per run."""
-
-
-def _pair_losses(systems: Sequence[System], split: str, opener: _TextOpener, notify: Notify) -> _SystemLosses:
-    """Return the losses of all systems, per token if the runs have the same tokens, and otherwise per word.
+def _read_saved_losses(systems: Sequence[System], split: str, opener: _TextOpener, notify: Notify) -> SystemLosses:
+    """Return the losses that runs have saved, per token if the runs have the same tokens, and otherwise per word.
 
     Losses can be compared by words only if the same words are in all vocabularies.
     """
     token_losses = [_read_losses(system, split) for system in systems]
     all_runs = [run for system in systems for run in system.runs]
+    baseline_run = all_runs[0]
+    score = baseline_run.result.score(split) if baseline_run.result else None
+    open_text = partial(opener.open_split, baseline_run, split)
     if _have_same_tokens(all_runs, split, opener, notify):
-        return _SystemLosses("token", token_losses)
+        return SystemLosses(split, "token", token_losses, score, open_text)
 
     losses_by_system = []
     for system, system_losses in zip(systems, token_losses, strict=True):
         run_losses = []
         for run, nll in zip(system.runs, system_losses, strict=True):
-            dataset = opener.open(run)
-            run_losses.append(word_losses(nll, dataset.splits[split], dataset.vocabulary))
+            run_losses.append(word_losses(nll, *opener.open_split(run, split)))
         losses_by_system.append(run_losses)
-    return _SystemLosses("word", losses_by_system)
+    return SystemLosses(split, "word", losses_by_system, score, open_text)
 
 
 def _read_losses(system: System, split: str) -> list[Losses]:
@@ -210,13 +190,8 @@ def _have_same_tokens(runs: Sequence[RunFolder], split: str, opener: _TextOpener
         pairing = pair_scores(baseline_run, run, split, opener.open)
         if not pairing.same_tokens:
             have_same_tokens = False
-        difference = pairing.difference
-        if difference:
-            run_paths = f"{baseline_run.path} and {run.path}"
-            reason = explain_in_comparison(difference, split)
-            if difference.prevents:
-                raise SettingsError(f"{run_paths}: no fair comparison: {reason}")
-            notes.append(f"note: {run_paths}: {reason}")
+        if pairing.difference:
+            notes.append(describe_difference(pairing.difference, baseline_run, run, split))
     if notes:
         notify(notes[0])
     return have_same_tokens

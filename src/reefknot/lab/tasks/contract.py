@@ -40,9 +40,9 @@ from reefknot.vectors.word_vectors import WordVectors
 if TYPE_CHECKING:
     import pandas as pd
 
-    from reefknot.lab.evaluation.grid import Progress as ProgressCallback
     from reefknot.lab.evaluation.similarity import Benchmark
     from reefknot.lab.tasks.requests import Answer, ComparisonAnswer, ComparisonRequest, EvaluationRequest, System
+    from reefknot.storage.progress import ProgressCallback
 
 
 class TrainingSection(Protocol):

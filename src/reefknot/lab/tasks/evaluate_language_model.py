@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from reefknot.errors import SettingsError
-from reefknot.lab.evaluation.grid import Grid, Progress, shorten_split
+from reefknot.lab.evaluation.grid import Grid
+from reefknot.lab.evaluation.opened_tails import measure_opened_tails
 from reefknot.lab.evaluation.perplexity import Score
 from reefknot.lab.evaluation.protocols import get_protocol, score_by_protocol
 from reefknot.lab.evaluation.saved import save_evaluation, save_text_evaluation
-from reefknot.lab.evaluation.search import measure_opened_tails
 from reefknot.lab.runs.definition import describe_unknown_share, format_perplexity, warn_of_unknown_words
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.runs.modes import describe_windows_in_full
@@ -35,9 +35,10 @@ from reefknot.lab.tasks.evaluation_modes import (
     requested_modes,
 )
 from reefknot.lab.tasks.requests import EvaluationRequest, format_option
+from reefknot.lab.text.encoding import shorten_split
 from reefknot.lab.text.sources import DEFAULT_FIELD, open_text
 from reefknot.lab.training.generators import set_determinism
-from reefknot.storage.progress import Notify
+from reefknot.storage.progress import Notify, ProgressCallback
 
 if TYPE_CHECKING:
     from reefknot.lab.tasks.language_model import LanguageModelTask, TrainedLanguageModel
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
 
 def evaluate_language_model(
-    task: LanguageModelTask, run: RunFolder, request: EvaluationRequest, *, notify: Notify, progress: Progress
+    task: LanguageModelTask, run: RunFolder, request: EvaluationRequest, *, notify: Notify, progress: ProgressCallback
 ) -> TextEvaluations:
     """Score texts with the best weights of a run."""
     _check_options(request)

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from reefknot.errors import SettingsError
 from reefknot.lab.evaluation.beam import SearchSettings
-from reefknot.lab.evaluation.grid import Progress
-from reefknot.lab.evaluation.pairs import score_pairs
 from reefknot.lab.evaluation.perplexity import Score
+from reefknot.lab.evaluation.references import score_references
 from reefknot.lab.evaluation.saved import save_evaluation
 from reefknot.lab.evaluation.translation import evaluate_translations, shorten_dataset
 from reefknot.lab.runs.definition import describe_unknown_share, format_perplexity, warn_of_unknown_words
@@ -21,14 +20,14 @@ from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.runs.result import LengthBand, TranslationScores
 from reefknot.lab.tasks.requests import EvaluationRequest
 from reefknot.lab.training.generators import set_determinism
-from reefknot.storage.progress import Notify
+from reefknot.storage.progress import Notify, ProgressCallback
 
 if TYPE_CHECKING:
     from reefknot.lab.tasks.translation import TranslationTask
 
 
 def evaluate_translator(
-    task: TranslationTask, run: RunFolder, request: EvaluationRequest, *, notify: Notify, progress: Progress
+    task: TranslationTask, run: RunFolder, request: EvaluationRequest, *, notify: Notify, progress: ProgressCallback
 ) -> PairsEvaluations:
     """Translate and score texts with the best weights of a run."""
     if request.save and request.beam is None and request.length_penalty is None:
@@ -55,7 +54,7 @@ def evaluate_translator(
         translation_scores = evaluate_translations(
             model, texts, split, search, experiment.bleu, precision=precision, notify=notify, progress=progress
         ).scores
-        reference_score = score_pairs(model, texts.splits[split], texts.vocabulary, precision=precision)
+        reference_score = score_references(model, texts.splits[split], texts.vocabulary, precision=precision)
         total_pairs = dataset.splits[split].pairs
         evaluations.append(PairsEvaluation(split, translation_scores, reference_score, total_pairs))
 

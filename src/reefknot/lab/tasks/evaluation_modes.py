@@ -22,15 +22,16 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from reefknot.errors import SettingsError, describe_type
 from reefknot.lab.config.settings import Settings, validate
-from reefknot.lab.evaluation.grid import shorten_split
 from reefknot.lab.tasks.requests import EvaluationRequest, format_option
+from reefknot.lab.text.encoding import shorten_split
 
 if TYPE_CHECKING:
-    from reefknot.lab.evaluation.grid import Grid, Progress
+    from reefknot.lab.evaluation.grid import Grid
     from reefknot.lab.evaluation.perplexity import Score
     from reefknot.lab.evaluation.windows import Windows
     from reefknot.lab.tasks.language_model import LanguageModelExperiment, TrainedLanguageModel
     from reefknot.lab.text.dataset import Dataset, Split
+    from reefknot.storage.progress import ProgressCallback
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
@@ -194,7 +195,7 @@ def needs_dataset(request: EvaluationRequest) -> bool:
 
 
 def build_mode(
-    trained_run: TrainedLanguageModel, dataset: Dataset | None, request: EvaluationRequest, progress: Progress
+    trained_run: TrainedLanguageModel, dataset: Dataset | None, request: EvaluationRequest, progress: ProgressCallback
 ) -> EvaluationMode:
     """Return the mode that the request names. With `--search`, first search for its settings.
 
@@ -227,7 +228,7 @@ def _build_plain_mode(trained_run: TrainedLanguageModel, request: EvaluationRequ
 
 
 def _build_dynamic_mode(
-    trained_run: TrainedLanguageModel, dataset: Dataset | None, request: EvaluationRequest, progress: Progress
+    trained_run: TrainedLanguageModel, dataset: Dataset | None, request: EvaluationRequest, progress: ProgressCallback
 ) -> EvaluationMode:
     from reefknot.lab.evaluation.dynamic import DynamicSettings, dynamic_score, gradient_statistics, search_rates
 
@@ -258,7 +259,7 @@ def _build_dynamic_mode(
 
 
 def _build_cache_mode(
-    trained_run: TrainedLanguageModel, dataset: Dataset | None, request: EvaluationRequest, progress: Progress
+    trained_run: TrainedLanguageModel, dataset: Dataset | None, request: EvaluationRequest, progress: ProgressCallback
 ) -> EvaluationMode:
     from reefknot.lab.evaluation.cache import CacheSettings, cache_score, search_cache
 
@@ -283,7 +284,7 @@ def _build_cache_mode(
 
 
 def _build_monte_carlo_mode(
-    trained_run: TrainedLanguageModel, request: EvaluationRequest, passes: int, progress: Progress
+    trained_run: TrainedLanguageModel, request: EvaluationRequest, passes: int, progress: ProgressCallback
 ) -> EvaluationMode:
     from reefknot.lab.evaluation.monte_carlo import monte_carlo_score
 
@@ -316,7 +317,7 @@ def _shorten_search_text(
     return shorten_split(dataset.splits["valid"], request.search_tokens, trained_run.vocabulary)
 
 
-def _score_options(trained_run: TrainedLanguageModel, progress: Progress) -> dict[str, Any]:
+def _score_options(trained_run: TrainedLanguageModel, progress: ProgressCallback) -> dict[str, Any]:
     """Return the keyword arguments that the functions of all modes other than plain have in common."""
     return {"precision": trained_run.experiment.training.precision, "progress": progress}
 

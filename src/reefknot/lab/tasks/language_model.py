@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from reefknot.lab.config.parts import WINDOWS
 from reefknot.lab.evaluation.frequency import loss_by_frequency
-from reefknot.lab.evaluation.generation import encode_prompt, generate
+from reefknot.lab.evaluation.generation import banned_ids, encode_prompt, generate
 from reefknot.lab.evaluation.perplexity import Score, score
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.runs.result import Sample
@@ -34,13 +34,13 @@ from reefknot.nn.models.language_model import LanguageModel
 from reefknot.storage.progress import Notify, silent
 
 if TYPE_CHECKING:
-    from reefknot.lab.evaluation.grid import Progress
     from reefknot.lab.evaluation.protocols import Counting
     from reefknot.lab.evaluation.windows import Windows
     from reefknot.lab.tasks.compare_texts import TextComparisons
     from reefknot.lab.tasks.evaluate_language_model import TextEvaluations
     from reefknot.lab.tasks.requests import ComparisonRequest, EvaluationRequest, System
     from reefknot.lab.text.sources import TextSource
+    from reefknot.storage.progress import ProgressCallback
 
 SAMPLE_TOKENS = 50
 """Length of the generated texts in a result, in tokens."""
@@ -187,13 +187,13 @@ class LanguageModelTask(SequenceTask[LanguageModelExperiment, Dataset, LanguageM
         fields["samples"] = _generate_samples(model, vocabulary, experiment.training.steps)
 
         if model.output.bands > 1:  # an adaptive softmax
-            from reefknot.lab.evaluation.search import measure_opened_tails
+            from reefknot.lab.evaluation.opened_tails import measure_opened_tails
 
             fields["tails_opened"] = measure_opened_tails(model, test_text, vocabulary, experiment.windows)
         return fields
 
     def evaluate(
-        self, run: RunFolder, request: EvaluationRequest, *, notify: Notify, progress: Progress
+        self, run: RunFolder, request: EvaluationRequest, *, notify: Notify, progress: ProgressCallback
     ) -> TextEvaluations:
         from reefknot.lab.tasks.evaluate_language_model import evaluate_language_model
 
@@ -219,11 +219,11 @@ def _generate_samples(model: LanguageModel, vocabulary: Vocabulary, window: int)
         window: Maximum number of tokens in the KV cache of an encoder that does not carry its state.
     """
     prompt_ids = encode_prompt([], vocabulary)
-    banned_ids = () if vocabulary.unk is None else (vocabulary.unk,)
+    banned = banned_ids(vocabulary)
     samples = []
     for seed, temperature in enumerate(SAMPLE_TEMPERATURES):
         ids = generate(
-            model, prompt_ids, SAMPLE_TOKENS, temperature=temperature, banned=banned_ids, seed=seed, window=window
+            model, prompt_ids, SAMPLE_TOKENS, temperature=temperature, banned=banned, seed=seed, window=window
         )
         text = vocabulary.decode_text(ids).strip()
         samples.append(Sample(prompt="", text=text, temperature=temperature, seed=seed))

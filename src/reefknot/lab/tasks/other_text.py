@@ -6,7 +6,7 @@ the validation and test texts of the run, in the windows or streams of its setti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from reefknot.errors import SettingsError
 from reefknot.lab.evaluation.perplexity import score, word_losses
-from reefknot.lab.runs.comparability import explain_in_comparison, find_difference, have_same_tokens
+from reefknot.lab.runs.comparability import Difference, explain_in_comparison, find_difference, have_same_tokens
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.runs.scores import TextScore
 from reefknot.lab.tasks.language_model import open_language_model
@@ -25,6 +25,9 @@ from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.lab.training.generators import set_determinism
 from reefknot.storage.progress import Notify
 
+Losses = NDArray[Any]
+"""The loss of every token, or of every word, of a text."""
+
 
 class TokenText(NamedTuple):
     """A text as tokens of a vocabulary."""
@@ -34,29 +37,29 @@ class TokenText(NamedTuple):
 
 
 @dataclass(frozen=True)
-class OtherText:
-    """The losses of all systems on another text."""
+class SystemLosses:
+    """The losses of all systems on the same text."""
 
     name: str
     """Name of the text."""
     loss_unit: str
     """What one loss belongs to: `token` or `word`."""
-    losses: list[list[NDArray[Any]]]
+    by_system: list[list[Losses]]
     """For each system, the losses of its runs, one array per run."""
-    score: TextScore
-    """The score of the baseline's first run."""
-    baseline: TokenText
-    """The text as tokens of the baseline's first run."""
+    score: TextScore | None
+    """The score of the baseline's first run; None if it was not recorded."""
+    open_text: Callable[[], TokenText]
+    """Returns the text as tokens of the baseline's first run."""
 
 
 class _ScoredRun(NamedTuple):
     run: RunFolder
     text: TokenText
-    nll: NDArray[Any]
+    nll: Losses
     score: TextScore
 
 
-def score_other_text(systems: Sequence[System], request: ComparisonRequest, notify: Notify) -> OtherText:
+def score_other_text(systems: Sequence[System], request: ComparisonRequest, notify: Notify) -> SystemLosses:
     """Score the text of a request with the best weights of all runs; raise an error if they cannot be compared."""
     assert request.text is not None
     if request.text == STANDARD_INPUT:
@@ -70,7 +73,9 @@ def score_other_text(systems: Sequence[System], request: ComparisonRequest, noti
     all_runs = [scored for scored_runs in scored_systems for scored in scored_runs]
     first, *others = all_runs
     for other in others:
-        _check_comparable(first, other, source.name, notify)
+        difference = find_difference(first.score, other.score, paired=True)
+        if difference:
+            notify(describe_difference(difference, first.run, other.run, source.name))
     same_tokens = all(have_same_tokens(first.score, other.score) for other in others)
     losses = []
     for scored_runs in scored_systems:
@@ -78,7 +83,7 @@ def score_other_text(systems: Sequence[System], request: ComparisonRequest, noti
             losses.append([scored.nll for scored in scored_runs])
         else:
             losses.append([word_losses(scored.nll, *scored.text) for scored in scored_runs])
-    return OtherText(source.name, "token" if same_tokens else "word", losses, first.score, first.text)
+    return SystemLosses(source.name, "token" if same_tokens else "word", losses, first.score, lambda: first.text)
 
 
 def _score_run(run: RunFolder, source: TextSource, device: str, notify: Notify) -> _ScoredRun:
@@ -95,12 +100,10 @@ def _score_run(run: RunFolder, source: TextSource, device: str, notify: Notify) 
     return _ScoredRun(run, TokenText(split, trained.vocabulary), result.nll, result.summary())
 
 
-def _check_comparable(first: _ScoredRun, other: _ScoredRun, name: str, notify: Notify) -> None:
-    difference = find_difference(first.score, other.score, paired=True)
-    if difference is None:
-        return
-    message = f"{first.run.path} and {other.run.path}: "
-    reason = explain_in_comparison(difference, name)
+def describe_difference(difference: Difference, first: RunFolder, other: RunFolder, text_name: str) -> str:
+    """Return a note on how the scores of two runs differ; raise an error if they must not be compared."""
+    run_paths = f"{first.path} and {other.path}"
+    reason = explain_in_comparison(difference, text_name)
     if difference.prevents:
-        raise SettingsError(f"{message}no fair comparison: {reason}")
-    notify(f"note: {message}{reason}")
+        raise SettingsError(f"{run_paths}: no fair comparison: {reason}")
+    return f"note: {run_paths}: {reason}"

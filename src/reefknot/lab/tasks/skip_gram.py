@@ -11,7 +11,6 @@ human judgements.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import compress
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
@@ -21,8 +20,7 @@ from pydantic import Field, model_validator
 from reefknot.errors import SettingsError
 from reefknot.kernels.skip_gram_draws import Counts, PairSampler, mask_learned_words
 from reefknot.lab.config.settings import Count, Dim, NonNegative, Settings
-from reefknot.lab.runs.folder import RunFolder
-from reefknot.lab.tasks.contract import Experiment, FittedModel, Session, Task, TrainedRun
+from reefknot.lab.tasks.contract import Experiment, FittedModel, Session, Task
 from reefknot.lab.tasks.word_vectors import build_word_vectors, evaluate_vectors
 from reefknot.lab.text.dataset import Dataset
 from reefknot.lab.text.vocabulary import Vocabulary, VocabularyPair
@@ -115,11 +113,6 @@ class SkipGramExperiment(Experiment):
         return self.training.workers
 
 
-@dataclass(frozen=True, repr=False)
-class TrainedVectors(TrainedRun[SkipGramExperiment, Dataset, SkipGram]):
-    """A run of skip-gram, opened for use."""
-
-
 class SkipGramTask(Task[SkipGramExperiment, Dataset, SkipGram]):
     """Train skip-gram and evaluate its word vectors. The last weights are used, because no text is scored."""
 
@@ -186,6 +179,3 @@ class SkipGramTask(Task[SkipGramExperiment, Dataset, SkipGram]):
             learned_words = compress(vectors.words, is_learned_V)
             learned_by_end[end] = vectors.select(learned_words)
         return learned_by_end
-
-    def _wrap_trained(self, run: RunFolder, vocabulary_pair: VocabularyPair, model: SkipGram) -> TrainedVectors:
-        return TrainedVectors(run, self.experiment, vocabulary_pair, model)

@@ -13,7 +13,6 @@ end (classifier and loss) predicts the target.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
@@ -24,8 +23,8 @@ from reefknot.lab.config.settings import check_settings
 from reefknot.lab.evaluation import translation
 from reefknot.lab.evaluation.beam import SearchSettings
 from reefknot.lab.evaluation.bleu import BleuSettings, create_metrics
-from reefknot.lab.evaluation.pairs import score_pairs
 from reefknot.lab.evaluation.perplexity import Score
+from reefknot.lab.evaluation.references import score_references
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.runs.result import Translations
 from reefknot.lab.tasks.contract import TrainedRun
@@ -47,10 +46,10 @@ from reefknot.nn.models.translator import Translator
 from reefknot.storage.progress import Notify, silent
 
 if TYPE_CHECKING:
-    from reefknot.lab.evaluation.grid import Progress
     from reefknot.lab.tasks.compare_translations import TranslationComparisons
     from reefknot.lab.tasks.evaluate_translation import PairsEvaluations
     from reefknot.lab.tasks.requests import ComparisonRequest, EvaluationRequest, System
+    from reefknot.storage.progress import ProgressCallback
 
 NUM_EXAMPLES = 5
 """Number of example translations in a result, with their attention."""
@@ -122,9 +121,8 @@ class TranslationExperiment(SequenceExperiment):
         return self.evaluation.bleu or BleuSettings()
 
 
-@dataclass(frozen=True, repr=False)
-class TrainedTranslator(TrainedRun[TranslationExperiment, PairDataset, Translator]):
-    """A run of a translator, opened for use."""
+TrainedTranslator = TrainedRun[TranslationExperiment, PairDataset, Translator]
+"""A run of a translator, opened for use."""
 
 
 class TranslationTask(SequenceTask[TranslationExperiment, PairDataset, Translator]):
@@ -172,7 +170,7 @@ class TranslationTask(SequenceTask[TranslationExperiment, PairDataset, Translato
 
     def score_split(self, model: Translator, dataset: PairDataset, split: str) -> Score:
         precision = self.experiment.training.precision
-        return score_pairs(model, dataset.splits[split], dataset.vocabulary, precision=precision)
+        return score_references(model, dataset.splits[split], dataset.vocabulary, precision=precision)
 
     def _task_fields(
         self, model: Translator, dataset: PairDataset, run: RunFolder, scores: Mapping[str, Score]
@@ -206,7 +204,7 @@ class TranslationTask(SequenceTask[TranslationExperiment, PairDataset, Translato
         return VocabularyPair(source_vocabulary, target_vocabulary)
 
     def evaluate(
-        self, run: RunFolder, request: EvaluationRequest, *, notify: Notify, progress: Progress
+        self, run: RunFolder, request: EvaluationRequest, *, notify: Notify, progress: ProgressCallback
     ) -> PairsEvaluations:
         from reefknot.lab.tasks.evaluate_translation import evaluate_translator
 
@@ -218,9 +216,6 @@ class TranslationTask(SequenceTask[TranslationExperiment, PairDataset, Translato
         from reefknot.lab.tasks.compare_translations import compare_translators
 
         return compare_translators(systems, request, notify=notify)
-
-    def _wrap_trained(self, run: RunFolder, vocabulary_pair: VocabularyPair, model: Translator) -> TrainedTranslator:
-        return TrainedTranslator(run, self.experiment, vocabulary_pair, model)
 
 
 def _describe_tying(model: Translator) -> str:

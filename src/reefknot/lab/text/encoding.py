@@ -15,8 +15,6 @@ The folder contains:
 from __future__ import annotations
 
 import math
-import shutil
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -27,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from reefknot.errors import DataError
+from reefknot.errors import DataError, SettingsError
 from reefknot.lab.config.settings import Settings
 from reefknot.lab.text.corpus import SPLITS, TextFiles
 from reefknot.lab.text.shards import count_file, encode_file
@@ -36,14 +34,13 @@ from reefknot.lab.text.vocabulary_settings import UnknownPolicy, VocabularySetti
 from reefknot.lab.text.workers import SEQUENTIAL_BYTES
 from reefknot.nn.constants import END_OF_LINE
 from reefknot.storage.lines import Line, is_gzip
-from reefknot.storage.progress import Notify
+from reefknot.storage.progress import Notify, report_progress
 
 FORMAT: Literal[1] = 1
 ID = np.dtype("<i4")
 """Type of the stored ids."""
 BUFFER_BYTES = 1 << 18
 """Size of the write buffer."""
-_PROGRESS_SECONDS = 3.0  # between two lines of progress
 _MANY_WORDS = 1_000_000  # learning merges from more words takes seconds
 
 
@@ -82,6 +79,33 @@ class Split:
         return len(self.ids)
 
 
+def shorten_split(split: Split, max_tokens: int | None, vocabulary: Vocabulary) -> Split:
+    """Return the first `max_tokens` tokens of a text, or the whole text if it is not longer.
+
+    The numbers of words, lines and bytes are estimated in proportion, not counted.
+    """
+    if max_tokens is None or max_tokens >= split.tokens:
+        return split
+    if max_tokens < 1:
+        raise SettingsError(f"cannot take the first {max_tokens} tokens of a text: must be at least 1")
+    ids = split.ids[:max_tokens]
+    separate_inputs = split.separate_inputs
+    if separate_inputs is not None:
+        separate_inputs = separate_inputs[:max_tokens]
+    share = max_tokens / split.tokens
+    return replace(
+        split,
+        name=f"shortened {split.name}",
+        ids=ids,
+        separate_inputs=separate_inputs,
+        unknown=vocabulary.count_unknown(ids),
+        words=round(split.words * share),
+        lines=round(split.lines * share),
+        bytes=max(1, round(split.bytes * share)),
+        sha256=None,
+    )
+
+
 class _SplitCounts(Settings):
     """The sizes of one split, as they are stored in `counts.json`."""
 
@@ -106,15 +130,14 @@ def write_encoded(
     text_files: TextFiles,
     settings: VocabularySettings,
     notify: Notify,
-    vocabulary: Vocabulary | None = None,
-    work_folder: Path | None = None,
+    vocabulary: Vocabulary | None,
+    work_folder: Path,
 ) -> None:
     """Encode every split into `folder`. Without a `vocabulary`, one is built from the training text.
 
     Large texts are cut into shards, which several processes count and encode. `work_folder` keeps the finished shards
-    until the caller removes it, so that a killed program can continue. Without it, shards are not kept.
+    until the caller removes it, so that a killed program can continue.
     """
-    work_folder = work_folder or folder / "work"
     work_folder.mkdir(parents=True, exist_ok=True)
 
     # Build the vocabulary.
@@ -141,8 +164,6 @@ def write_encoded(
             _write_inputs(folder, text_files, split, settings, vocabulary, notify)
 
     _check_published(text_files, split_counts, word_counts)
-    if work_folder.parent == folder:
-        shutil.rmtree(work_folder)
     contents = _CountsFile(format=FORMAT, vocabulary=vocabulary.fingerprint, splits=split_counts)
     (folder / "counts.json").write_text(contents.model_dump_json(indent=2), encoding="utf-8")
 
@@ -335,15 +356,15 @@ def _read_lines(
 ) -> Iterator[_TokenLine]:
     """Yield the lines of a split, with a line of progress every few seconds: "train: 1,000 tokens encoded"."""
     max_tokens = text_files.settings.tokens if split == "train" else None
+    lines = _tokenize_lines(text_files.read_lines(split), settings, max_tokens)
     num_tokens = 0
-    last_report = time.monotonic()
-    for line in _tokenize_lines(text_files.read_lines(split), settings, max_tokens):
+
+    def describe_progress(_num_lines: int) -> str:
+        return f"{split}: {num_tokens:,} tokens {verb}"
+
+    for line in report_progress(lines, describe_progress, notify):
         yield line
         num_tokens += len(line.tokens)
-        now = time.monotonic()
-        if now - last_report > _PROGRESS_SECONDS:
-            notify(f"{split}: {num_tokens:,} tokens {verb}")
-            last_report = now
 
 
 def _tokenize_lines(

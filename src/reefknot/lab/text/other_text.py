@@ -10,7 +10,6 @@ held in memory, 4 bytes per token, and nothing is written to disk.
 from __future__ import annotations
 
 import hashlib
-import time
 from array import array
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -23,9 +22,7 @@ from reefknot.lab.text.sources import TextSource
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.nn.constants import END_OF_LINE
 from reefknot.storage.lines import read_stream
-from reefknot.storage.progress import Notify, silent
-
-_PROGRESS_SECONDS = 3.0  # between two lines of progress
+from reefknot.storage.progress import Notify, report_progress, silent
 
 
 class EncodedText(NamedTuple):
@@ -61,8 +58,8 @@ def encode_text(
     new_input_ids: dict[str, int] = {}
     first_new_id = len(vocabulary) + len(vocabulary.spelled_words)
     num_words = num_lines = num_bytes = 0
-    last_report = time.monotonic()
-    for line in read_stream(encode_lines(), source.name):
+    lines = read_stream(encode_lines(), source.name)
+    for line in report_progress(lines, lambda _: f"{source.name}: {len(ids):,} tokens encoded", notify):
         tokens = line.words if vocabulary.eos is None else [*line.words, END_OF_LINE]
         try:
             ids.extend(vocabulary.encode(tokens))
@@ -77,20 +74,15 @@ def encode_text(
         num_words += len(line.words)
         num_lines += 1
         num_bytes += line.size
-        now = time.monotonic()
-        if now - last_report > _PROGRESS_SECONDS:
-            notify(f"{source.name}: {len(ids):,} tokens encoded")
-            last_report = now
 
     ids_array = np.array(ids, dtype=ID)
-    num_unknown = 0 if vocabulary.unk is None else int((ids_array == vocabulary.unk).sum())
     split = Split(
         name=source.name,
         ids=ids_array,
         words=num_words,
         lines=num_lines,
         bytes=num_bytes,
-        unknown=num_unknown,
+        unknown=vocabulary.count_unknown(ids_array),
         separate_inputs=np.array(inputs, dtype=ID) if keep_spellings else None,
         sha256=digest.hexdigest(),
     )

@@ -81,13 +81,9 @@ class PairBatches(Samples):
 
         samples_B, target_lengths_B = self._local_rows(samples)
         source_lengths_B = self._source.bounds[samples_B + 1] - self._source.bounds[samples_B]
-        source_BS = _pad_lines(self._source, samples_B, source_lengths_B, source_steps)
-        targets_BT = _pad_lines(self._target, samples_B, target_lengths_B, target_steps)
-
-        # The input of each target is the previous target, and <eos> for the first.
-        previous_BT = np.pad(targets_BT[:, :-1], ((0, 0), (1, 0)), constant_values=self._eos)
-        inputs_BT = np.where(targets_BT == IGNORE, 0, previous_BT)
-        pairs_BU = np.concatenate([source_BS, inputs_BT], axis=1)
+        source_BS = pad_lines(self._source, samples_B, source_lengths_B, source_steps)
+        targets_BT = pad_lines(self._target, samples_B, target_lengths_B, target_steps)
+        pairs_BU = join_sides(source_BS, targets_BT, self._eos)
         return torch.from_numpy(pairs_BU), torch.from_numpy(targets_BT)
 
 
@@ -100,8 +96,17 @@ def _round_up(lengths: Offsets) -> NDArray[np.integer]:
     return widths.astype(np.min_scalar_type(widths.max()))
 
 
-def _pad_lines(lines: Lines, line_indices_B: Offsets, lengths_B: Offsets, steps: int) -> NDArray[np.int64]:
-    """Return the first `lengths_B` ids of the lines `line_indices_B`, padded with `IGNORE` to `steps` ids."""
-    starts_B = lines.bounds[line_indices_B]
-    offsets_BT, valid_BT = row_offsets(starts_B, lengths_B, steps, padding=0)
+def pad_lines(lines: Lines, indices_B: Offsets, lengths_B: Offsets, steps: int) -> NDArray[np.int64]:
+    """Return the first `lengths_B` ids of the lines `indices_B`, padded with `IGNORE` to `steps` ids."""
+    offsets_BT, valid_BT = row_offsets(lines.bounds[indices_B], lengths_B, steps, padding=0)
     return np.where(valid_BT, lines.ids[offsets_BT], IGNORE).astype(np.int64)
+
+
+def join_sides(source_BS: NDArray[np.int64], targets_BT: NDArray[np.int64], eos: int) -> NDArray[np.int64]:
+    """Return `pairs_BU`, the ids that a translator reads: the sources, and the input of each target to their right.
+
+    The input of a target is the previous target, and `eos` for the first. Padding of the targets has the input 0.
+    """
+    previous_BT = np.pad(targets_BT[:, :-1], ((0, 0), (1, 0)), constant_values=eos)
+    inputs_BT = np.where(targets_BT == IGNORE, 0, previous_BT)
+    return np.concatenate([source_BS, inputs_BT], axis=1)

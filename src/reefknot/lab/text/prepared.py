@@ -99,33 +99,48 @@ def prepare(
     if languages:
         text_names = [f"{split}.{language}" for split in SPLITS for language in languages]
 
-    def read_lines() -> NamedLines:
+    def write(folder: Path) -> None:
         checked_lines = _raise_data_errors(lines(files), files)
-        return report_progress(checked_lines, lambda count: f"{name}: {count:,} lines prepared", notify)
+        reported_lines = report_progress(checked_lines, lambda count: f"{name}: {count:,} lines prepared", notify)
+        write_lines(folder, reported_lines, text_names)
 
-    return write_texts(cache, f"{name}-{digest[:12]}", read_lines, notify, text_names)
+    return store_texts(cache, f"{name}-{digest[:12]}", write, notify, text_names)
 
 
-def write_texts(
-    cache: Path,
-    entry_name: str,
-    read_lines: Callable[[], NamedLines],
-    notify: Notify,
-    text_names: Sequence[str] = SPLITS,
+def store_texts(
+    cache: Path, entry_name: str, write: Callable[[Path], None], notify: Notify, text_names: Sequence[str] = SPLITS
 ) -> dict[str, Path]:
     """Return the paths of the texts in a cache entry, by the name of the text.
 
-    If the entry does not exist, the lines from `read_lines` are written to it first.
+    If the entry does not exist, `write` is called first. It writes a file NAME.txt for each text to an empty folder.
     """
     entry = cache / "corpora" / entry_name
-
-    def write(folder: Path) -> None:
-        _write_folder(folder, read_lines(), text_names)
 
     def find_texts(folder: Path) -> dict[str, Path]:
         return {name: folder / f"{name}.txt" for name in text_names}
 
     return load_or_create(entry, write, find_texts, notify, always_write=needs_check(entry))
+
+
+def write_lines(folder: Path, lines: NamedLines, text_names: Iterable[str] = SPLITS) -> None:
+    """Write every line to the file of its text."""
+    with contextlib.ExitStack() as stack:
+        files = {}
+        for name in text_names:
+            file = (folder / f"{name}.txt").open("wb")
+            files[name] = stack.enter_context(file)
+        for name, line in lines:
+            files[name].write(f"{line}\n".encode())
+
+
+def choose_split(text: str, num_parts: int) -> str:
+    """Return the split of a document by the hash of its text or its id.
+
+    One document in `num_parts` is validation text and one is test text.
+    """
+    digest = hashlib.sha256(text.encode()).digest()
+    remainder = int.from_bytes(digest[:8]) % num_parts
+    return {0: "valid", 1: "test"}.get(remainder, "train")
 
 
 def identify_file(path: Path) -> tuple[str, int, int, int]:
@@ -143,17 +158,6 @@ def _raise_data_errors(lines: NamedLines, files: list[Path]) -> NamedLines:
         yield from lines
     except (OSError, EOFError, ValueError, lzma.LZMAError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{os.path.commonpath(files)}: cannot be read: {error}; download it again") from error
-
-
-def _write_folder(folder: Path, lines: NamedLines, text_names: Iterable[str]) -> None:
-    """Write every line to the file of its text."""
-    with contextlib.ExitStack() as stack:
-        files = {}
-        for name in text_names:
-            file = (folder / f"{name}.txt").open("wb")
-            files[name] = stack.enter_context(file)
-        for name, line in lines:
-            files[name].write(f"{line}\n".encode())
 
 
 def separate_punctuation(text: str) -> str:

@@ -206,7 +206,6 @@ def encode_words(
 ) -> dict[str, int]:
     """Write the ids of a shard as little-endian 32-bit numbers, and return its sizes. This is a job."""
     word_ids = _open_word_ids(vocabulary_path, unknown)
-    unk = word_ids.vocabulary.unk
     eos = word_ids[END_OF_LINE] if end_of_line else ()
     ids: list[int] = []
     num_words = num_lines = num_bytes = 0
@@ -221,7 +220,7 @@ def encode_words(
         num_bytes += line.size
     array = np.array(ids, dtype="<i4")
     durable.write_bytes(Path(ids_path), array.tobytes())
-    num_unknown = 0 if unk is None else int((array == unk).sum())
+    num_unknown = word_ids.vocabulary.count_unknown(array)
     return {"tokens": len(ids), "words": num_words, "lines": num_lines, "bytes": num_bytes, "unknown": num_unknown}
 
 

@@ -31,11 +31,10 @@ from pydantic import Field, model_validator
 
 from reefknot.errors import DataError
 from reefknot.lab.config.settings import Count, Settings
-from reefknot.lab.text.prepared import identify_file
+from reefknot.lab.text.prepared import identify_file, store_texts
 from reefknot.lab.text.published import SPLITS, Corpus
 from reefknot.lab.text.sources import DEFAULT_FIELD, Document, TextFile, TextSource, cut_line, open_text
 from reefknot.lab.text.workers import OnBytes, ShardJob, run_shard_jobs, work_folder
-from reefknot.storage.cache import load_or_create, needs_check
 from reefknot.storage.progress import Notify
 
 _VERSION = 2  # increase it whenever the same files give different texts
@@ -118,22 +117,12 @@ class TextCorpus(Corpus):
     settings: TextSettings
 
     def open(self, data: Path | None, cache: Path, notify: Notify) -> dict[str, Path]:
-        try:
-            identities = [identify_file(file.path) for file in self.source.files]
-        except OSError as error:
-            raise DataError(f"{self.name}: cannot be read: {error}") from error
+        identities = [identify_file(file.path) for file in self.source.files]
         identity = json.dumps([_VERSION, self.settings.model_dump(), identities])
         digest = hashlib.sha256(identity.encode()).hexdigest()
-        entry = cache / "corpora" / f"text-{digest[:32]}"
-        with work_folder(cache, entry, notify) as shard_folder:
-
-            def write(folder: Path) -> None:
-                self._write(folder, shard_folder, notify)
-
-            def find_texts(folder: Path) -> dict[str, Path]:
-                return {split: folder / f"{split}.txt" for split in SPLITS}
-
-            return load_or_create(entry, write, find_texts, notify, always_write=needs_check(entry))
+        entry_name = f"text-{digest[:32]}"
+        with work_folder(cache, cache / "corpora" / entry_name, notify) as shard_folder:
+            return store_texts(cache, entry_name, lambda folder: self._write(folder, shard_folder, notify), notify)
 
     def _write(self, folder: Path, shard_folder: Path, notify: Notify) -> None:
         """Read all files and write the texts of the splits."""

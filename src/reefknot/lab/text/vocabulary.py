@@ -32,6 +32,9 @@ from reefknot.nn.constants import END_OF_LINE, END_OF_WORD, UNKNOWN
 from reefknot.storage import files, manifest
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from reefknot.lab.text.bpe import BPE
 
 
@@ -180,6 +183,12 @@ class Vocabulary:
         return self.split_words is None and (self.bpe is None or self.bpe.allowed_subwords is None)
 
     # -- ids to words ----------------------------------------------------------------------------------------------
+
+    def count_unknown(self, ids: NDArray[np.int32]) -> int:
+        """Return how often `<unk>` occurs among ids."""
+        if self.unk is None:
+            return 0
+        return int((ids == self.unk).sum())
 
     def decode(self, ids: Iterable[int]) -> list[str]:
         """Return the words of ids. Sub-words are joined to words."""

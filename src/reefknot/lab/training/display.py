@@ -24,6 +24,7 @@ from reefknot.storage.terminal import escape_control_characters, escape_terminal
 
 BAR_WIDTH = 10
 """Number of characters of the progress bar."""
+_UPDATE_SECONDS = 10.0  # between two lines of progress, if a display only prints lines
 
 
 class Display(Protocol):
@@ -77,10 +78,9 @@ class SilentDisplay:
 
 
 class LineDisplay:
-    """A display that prints plain lines, and at most one line of progress every `interval` seconds."""
+    """A display that prints plain lines, and at most one line of progress every ten seconds."""
 
-    def __init__(self, interval: float = 10.0) -> None:
-        self._interval = interval
+    def __init__(self) -> None:
         self._last_update_time = time.monotonic()
 
     def print(self, text: str) -> None:
@@ -88,7 +88,7 @@ class LineDisplay:
 
     def update(self, line: str) -> None:
         now = time.monotonic()
-        if now - self._last_update_time >= self._interval:
+        if now - self._last_update_time >= _UPDATE_SECONDS:
             self._last_update_time = now
             print(line, flush=True)
 

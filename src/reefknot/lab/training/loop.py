@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, NoReturn
 
-from reefknot.errors import DataError, NonFiniteError, SettingsError, Stopped
+from reefknot.errors import NonFiniteError, SettingsError, Stopped
 from reefknot.kernels.choice import current_choice, resolve_impl
 from reefknot.lab.config.parts import OPTIMISERS, SCHEDULES
 from reefknot.lab.runs.checkpoints import Checkpoints
@@ -35,13 +35,11 @@ from reefknot.lab.training.signals import StopRequest
 from reefknot.lab.training.state import Progress, TrainState
 from reefknot.lab.training.throughput import Throughput
 from reefknot.lab.training.timetable import DueActions, SessionClock, Timetable
+from reefknot.lab.training.trackers import MetricsDict
 from reefknot.lab.training.update import AUTOCAST_DTYPES, MAX_OVERFLOWS, Updater, carries_state
 from reefknot.nn.encoders.contract import State
 from reefknot.nn.models.language_model import LanguageModel
 from reefknot.storage.files import write_json
-
-MetricsDict = dict[str, Any]
-"""A line of metrics.jsonl as a JSON object."""
 
 
 class Trainer:
@@ -164,11 +162,7 @@ class Trainer:
         if checkpoint is None:
             self._truncate_metrics()
             return
-        if checkpoint.fingerprint not in self.run.checkpoint_hashes:
-            raise DataError(
-                f"{checkpoint.path} is a checkpoint of a run whose settings differ from those of {self.run.path}; "
-                "use another --out"
-            )
+        self.run.check_checkpoint(checkpoint)
         self.state.restore(
             weights=checkpoint.weights,
             tensors=checkpoint.state_tensors,

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields
-from typing import Annotated, Any, NoReturn
+from dataclasses import asdict
+from typing import Annotated, NoReturn
 
 import numpy as np
 import torch
@@ -35,13 +35,12 @@ from reefknot.lab.training.display import Display, SilentDisplay, format_progres
 from reefknot.lab.training.signals import StopRequest
 from reefknot.lab.training.state import Progress, load_weights, named_weights
 from reefknot.lab.training.timetable import SessionClock
+from reefknot.lab.training.trackers import MetricsDict
 from reefknot.nn.models.skip_gram import SkipGram
 from reefknot.storage.files import write_json
 
 LOSS_SAMPLE = 2_000
 """Number of words at the beginning of the text whose loss is logged. Their negative samples are always the same."""
-MetricsDict = dict[str, Any]
-"""A line of metrics.jsonl as a JSON object."""
 
 
 class SkipGramTraining(Settings):
@@ -145,18 +144,10 @@ class SkipGramTrainer:
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         """Restore the weights and the progress from a checkpoint of the same run."""
-        if checkpoint.fingerprint != self.run.config_hash:
-            raise DataError(
-                f"{checkpoint.path} is a checkpoint of a run whose settings differ from those of {self.run.path}; "
-                "use another --out"
-            )
-        saved_progress = checkpoint.state_values["progress"]
-        if set(saved_progress) != {field.name for field in fields(Progress)}:
-            raise DataError(
-                f"{checkpoint.path} was written by another version of Reefknot and cannot be resumed; use another --out"
-            )
+        self.run.check_checkpoint(checkpoint)
+        progress = Progress.from_values(checkpoint.state_values["progress"], str(checkpoint.path))
         load_weights(self.model, checkpoint.weights)
-        self.progress = Progress(**saved_progress)
+        self.progress = progress
         if self.checkpoints.step_path(self.progress.step).exists():
             # The last session may have been killed between saving this checkpoint and marking it as the best.
             self.checkpoints.mark_best(self.progress.step)

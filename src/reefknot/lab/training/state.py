@@ -70,6 +70,15 @@ class Progress:
     peak_memory_bytes: int = 0
     """Largest peak memory of any session."""
 
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any], source: str = "the checkpoint") -> Progress:
+        """Return saved progress. Raise an error that names `source` if another version of Reefknot has saved it."""
+        if set(values) != {field.name for field in fields(cls)}:
+            raise DataError(
+                f"{source} was written by another version of Reefknot and cannot be resumed; use another --out"
+            )
+        return cls(**values)
+
 
 class CapturedState(NamedTuple):
     """A training state as a checkpoint saves it."""
@@ -148,11 +157,7 @@ class TrainState:
         self._restore_hidden(tensors_by_prefix.get("hidden", {}), world)
         self._restore_optimiser(tensors_by_prefix.get("optimiser", {}), values["optimiser"])
 
-        if set(values["progress"]) != {field.name for field in fields(Progress)}:
-            raise DataError(
-                "the checkpoint was written by another version of Reefknot and cannot be resumed; use another --out"
-            )
-        self.progress = Progress(**values["progress"])
+        self.progress = Progress.from_values(values["progress"])
         self.scaler.load_state_dict(values["scaler"])
 
         if values["processes"] == world.size:

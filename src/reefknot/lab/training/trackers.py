@@ -32,6 +32,7 @@ from reefknot.lab.runs.folder import RunFolder
 from reefknot.storage.progress import Notify
 
 MetricsDict = dict[str, Any]
+"""A line of metrics.jsonl as a JSON object."""
 
 _MODULES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "trackio": "trackio"}
 TRACKERS = tuple(_MODULES)

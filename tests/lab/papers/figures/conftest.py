@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from reefknot.lab.reports.results import Result, load_run
+from reefknot.lab.runs.loading import Result, load_run
 
 Write = Callable[..., Result]
 

@@ -8,7 +8,7 @@ import pytest
 
 from reefknot.errors import DataError
 from reefknot.lab.papers.figures.curves import Progress
-from reefknot.lab.reports.results import Result
+from reefknot.lab.runs.loading import Result
 
 from .conftest import Write
 

@@ -14,8 +14,8 @@ from reefknot.errors import DataError
 from reefknot.lab.evaluation.frequency import FIGURE_3
 from reefknot.lab.papers.figures import relative_loss
 from reefknot.lab.papers.figures.relative_loss import RelativeLoss
-from reefknot.lab.reports.results import Result
 from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.runs.loading import Result
 from reefknot.lab.text.corpus import CorpusSettings
 from reefknot.lab.text.dataset import Dataset, open_dataset
 from reefknot.lab.text.vocabulary_settings import VocabularySettings

@@ -16,7 +16,7 @@ from reefknot.lab.evaluation.subspace import between_ends
 from reefknot.lab.papers.figures import subspace as module
 from reefknot.lab.papers.figures.subspace import SubspaceDistance
 from reefknot.lab.recipes.recipe import load_recipe
-from reefknot.lab.reports.results import Result, flatten
+from reefknot.lab.runs.loading import Result, flatten
 from reefknot.lab.runs.result import RunResult
 from reefknot.lab.text.streams import Streams
 from reefknot.vectors.word_vectors import WordVectors

@@ -16,7 +16,7 @@ from reefknot.errors import DataError
 from reefknot.lab.evaluation.updates import measure_updates
 from reefknot.lab.papers.figures import updates as module
 from reefknot.lab.papers.figures.updates import UpdateRule, merge_runs
-from reefknot.lab.reports.results import Result
+from reefknot.lab.runs.loading import Result
 from reefknot.nn.classifiers.plain import Plain
 from reefknot.nn.encoders.stacked import LSTM
 from reefknot.nn.inputs.lookup import Lookup

@@ -138,16 +138,7 @@ def _open_text(experiment: LanguageModelExperiment, data: Path | None) -> tuple[
             raise
         random_text = Text.random(vocabulary_size, corpus.tokens["train"], corpus.name)
         return random_text, vocabulary_size
-    train_split = dataset.splits["train"]
-    text = Text(
-        train_split.ids,
-        train_split.tokens,
-        dataset.summary,
-        dataset.name,
-        train_split.inputs,
-        dataset.vocabulary.eos,
-    )
-    return text, dataset.vocabulary
+    return Text.from_dataset(dataset), dataset.vocabulary
 
 
 def _measure_matrix_rates(device: str, precisions: Iterable[str]) -> dict[str, float]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from reefknot.lab.reports.drawing import Drawing
-from reefknot.lab.reports.results import Result
+from reefknot.lab.runs.loading import Result
 
 Measurements = dict[str, Any]
 """What a figure measured, as plain JSON values."""

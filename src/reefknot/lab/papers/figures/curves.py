@@ -20,8 +20,8 @@ from reefknot.errors import DataError
 from reefknot.lab.papers.figures.contract import Figure, Measurements
 from reefknot.lab.papers.figures.intervals import estimate_mean, format_verdict, subtract_estimates
 from reefknot.lab.reports.drawing import Drawing, row_style
-from reefknot.lab.reports.results import Result, flatten
 from reefknot.lab.reports.rows import group_by_row
+from reefknot.lab.runs.loading import Result, flatten
 
 METHODS = ("VD", "VD+AL", "VD+RE", "VD+REAL")
 CORPUS = "ptb"

@@ -26,7 +26,7 @@ from reefknot.lab.papers.figures.intervals import (
 from reefknot.lab.papers.figures.pictures import Panel, draw_bars
 from reefknot.lab.papers.figures.runs import check_one_row
 from reefknot.lab.reports.drawing import Drawing
-from reefknot.lab.reports.results import Result, flatten
+from reefknot.lab.runs.loading import Result, flatten
 from reefknot.lab.tasks import load_task
 from reefknot.lab.tasks.word_vectors import open_vectors
 from reefknot.vectors.word_vectors import WordVectors

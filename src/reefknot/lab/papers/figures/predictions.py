@@ -21,9 +21,9 @@ from reefknot.errors import DataError
 from reefknot.lab.evaluation.predictions import predict
 from reefknot.lab.papers.figures.contract import Figure, Measurements
 from reefknot.lab.reports.drawing import COLOURS, Drawing
-from reefknot.lab.reports.results import Result
 from reefknot.lab.reports.rows import group_by_row
 from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.runs.loading import Result
 from reefknot.lab.tasks.language_model import open_language_model, open_texts
 from reefknot.lab.text.dataset import Dataset
 

@@ -31,7 +31,7 @@ from reefknot.lab.papers.figures.pictures import Panel, draw_bars
 from reefknot.lab.papers.figures.runs import check_one_row
 from reefknot.lab.recipes.recipe import load_recipe
 from reefknot.lab.reports.drawing import Drawing
-from reefknot.lab.reports.results import Result
+from reefknot.lab.runs.loading import Result
 from reefknot.lab.runs.result import Judgement
 from reefknot.lab.tasks.word_vectors import open_vectors
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from reefknot.lab.papers.figures.contract import Figure, Measurements
-from reefknot.lab.reports.results import Result
 from reefknot.lab.runs import environment
+from reefknot.lab.runs.loading import Result
 
 FORMAT = 1
 """The version of the record's format."""

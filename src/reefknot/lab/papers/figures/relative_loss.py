@@ -28,11 +28,11 @@ from reefknot.lab.papers.figures.contract import Figure, Measurements
 from reefknot.lab.papers.figures.intervals import format_estimate
 from reefknot.lab.papers.figures.pictures import Panel, draw_bars
 from reefknot.lab.reports.drawing import Drawing
-from reefknot.lab.reports.results import Result, flatten
 from reefknot.lab.reports.rows import group_by_row
 from reefknot.lab.runs.comparability import explain_in_comparison
 from reefknot.lab.runs.definition import format_count_range
 from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.runs.loading import Result, flatten
 from reefknot.lab.tasks.language_model import open_texts
 
 PAPER_TYPE_MEANS = {

@@ -20,9 +20,9 @@ from pathlib import Path
 from reefknot.errors import DataError
 from reefknot.lab.papers.figures.contract import Figure
 from reefknot.lab.recipes.file import find_recipe, read_recipe_file
-from reefknot.lab.reports.results import Result, collect_runs, differing_keys, distinguishing_settings
 from reefknot.lab.reports.rows import TableRow, group_by_row
 from reefknot.lab.reports.table import changed_settings
+from reefknot.lab.runs.loading import Result, collect_runs, differing_keys, distinguishing_settings
 from reefknot.lab.tasks import load_task
 
 DEFAULT_FOLDER = Path("runs")

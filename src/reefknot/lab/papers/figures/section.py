@@ -16,7 +16,7 @@ from reefknot.lab.papers.figures.contract import Figure, Measurements
 from reefknot.lab.papers.figures.runs import find_figure_runs
 from reefknot.lab.reports.drawing import Drawing
 from reefknot.lab.reports.page import Section
-from reefknot.lab.reports.results import Result
+from reefknot.lab.runs.loading import Result
 
 _PAGE_TEMPLATE = """<!doctype html>
 <html lang="en">

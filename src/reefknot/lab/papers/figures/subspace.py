@@ -22,7 +22,7 @@ from reefknot.lab.papers.figures.contract import Figure, Measurements
 from reefknot.lab.papers.figures.intervals import estimate_bounded_mean, format_estimate, format_verdict
 from reefknot.lab.papers.figures.runs import check_one_row
 from reefknot.lab.reports.drawing import Drawing, row_style
-from reefknot.lab.reports.results import Result, differing_keys, distinguishing_settings, flatten
+from reefknot.lab.runs.loading import Result, differing_keys, distinguishing_settings, flatten
 from reefknot.lab.runs.result import Subspace
 from reefknot.lab.tasks.word_vectors import open_vectors
 

@@ -26,8 +26,8 @@ from reefknot.lab.papers.figures.contract import Figure, Measurements
 from reefknot.lab.papers.figures.intervals import estimate_mean, format_estimate
 from reefknot.lab.papers.figures.pictures import Panel, draw_bars
 from reefknot.lab.reports.drawing import Drawing
-from reefknot.lab.reports.results import Result
 from reefknot.lab.reports.rows import group_by_row
+from reefknot.lab.runs.loading import Result
 from reefknot.lab.tasks import load_task
 from reefknot.lab.tasks.language_model import open_language_model
 from reefknot.lab.tasks.word_vectors import open_vectors

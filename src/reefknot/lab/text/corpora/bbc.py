@@ -10,12 +10,11 @@ The files are read from bbc-fulltext.zip as it is published, or from the folder 
 
 from __future__ import annotations
 
-import hashlib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from reefknot.lab.text.prepared import NamedLines, PreparedCorpus, tokenise
+from reefknot.lab.text.prepared import NamedLines, PreparedCorpus, choose_split, tokenise
 
 _ARCHIVE = "bbc-fulltext.zip"
 _TOPICS = ("business", "entertainment", "politics", "sport", "tech")
@@ -36,7 +35,7 @@ def _read_lines(files: list[Path]) -> NamedLines:
     for article in _read_articles(files):
         lines = [tokenise(line) for line in article.split("\n")]
         paragraphs = [line for line in lines if line]
-        split = _choose_split("\n".join(paragraphs))
+        split = choose_split("\n".join(paragraphs), num_parts=10)
         for paragraph in paragraphs:
             yield split, paragraph
 
@@ -65,13 +64,6 @@ def _decode(article: bytes) -> str:
         return article.decode()
     except UnicodeDecodeError:  # one published article is in Latin-1
         return article.decode("latin-1")
-
-
-def _choose_split(text: str) -> str:
-    """Return the split of an article, by the hash of its text."""
-    digest = hashlib.sha256(text.encode()).digest()
-    remainder = int.from_bytes(digest[:8]) % 10
-    return {0: "valid", 1: "test"}.get(remainder, "train")
 
 
 BBC = PreparedCorpus(

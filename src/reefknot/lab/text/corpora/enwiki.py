@@ -9,13 +9,12 @@ The file has one JSON object per line, with the id, title and text of an article
 
 from __future__ import annotations
 
-import hashlib
 import json
 import lzma
 from pathlib import Path
 
 from reefknot.errors import DataError
-from reefknot.lab.text.prepared import NamedLines, PreparedCorpus, separate_punctuation
+from reefknot.lab.text.prepared import NamedLines, PreparedCorpus, choose_split, separate_punctuation
 from reefknot.lab.text.published import find_all_files
 
 _FILE = "enwiki-first-100MB.jsonl.xz"
@@ -27,7 +26,7 @@ def _read_lines(files: list[Path]) -> NamedLines:
         for line_number, json_line in enumerate(file, start=1):
             match json.loads(json_line):
                 case {"id": str(article_id), "text": str(text)}:
-                    split = _choose_split(article_id)
+                    split = choose_split(article_id, num_parts=100)
                 case _:
                     raise DataError(
                         f"{path}, line {line_number}: not an article with an id and a text; download the file again"
@@ -36,13 +35,6 @@ def _read_lines(files: list[Path]) -> NamedLines:
                 line = separate_punctuation(paragraph)
                 if line:
                     yield split, line
-
-
-def _choose_split(article_id: str) -> str:
-    """Return the split of an article, by the hash of its id."""
-    digest = hashlib.sha256(article_id.encode()).digest()
-    remainder = int.from_bytes(digest[:8]) % 100
-    return {0: "valid", 1: "test"}.get(remainder, "train")
 
 
 ENWIKI = PreparedCorpus(

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from reefknot.errors import DataError
-from reefknot.lab.text.prepared import NamedLines, identify_file, write_texts
+from reefknot.lab.text.prepared import NamedLines, identify_file, store_texts, write_lines
 from reefknot.lab.text.published import Corpus
 from reefknot.storage.progress import Notify
 
@@ -47,7 +47,7 @@ class PythonDocs(Corpus):
         file_identities = [identify_file(path) for path in sources.values()]
         digest = hashlib.sha256(json.dumps(file_identities).encode()).hexdigest()
         entry_name = f"python-docs-{platform.python_version()}-{_VERSION}-{digest[:12]}"
-        return write_texts(cache, entry_name, lambda: _read_lines(sources), notify)
+        return store_texts(cache, entry_name, lambda folder: write_lines(folder, _read_lines(sources)), notify)
 
 
 PYTHON_DOCS = PythonDocs(

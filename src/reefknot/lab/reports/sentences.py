@@ -22,7 +22,6 @@ from reefknot.lab.reports.cells import (
     format_points,
     format_score,
 )
-from reefknot.lab.reports.results import Spread, differing_keys, distinguishing_settings
 from reefknot.lab.reports.rows import (
     TableRow,
     group_comparable,
@@ -32,6 +31,7 @@ from reefknot.lab.reports.rows import (
     time_ratios,
 )
 from reefknot.lab.reports.table import ranking_split
+from reefknot.lab.runs.loading import Spread, differing_keys, distinguishing_settings
 from reefknot.lab.runs.modes import describe_mode
 from reefknot.lab.runs.scores import BLEU, PERPLEXITY, Metric
 

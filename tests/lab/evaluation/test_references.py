@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from reefknot.errors import DataError, NonFiniteError
-from reefknot.lab.evaluation import pairs
-from reefknot.lab.evaluation.pairs import score_pairs
+from reefknot.lab.evaluation import references
+from reefknot.lab.evaluation.references import score_references
 from reefknot.lab.text.corpus import CorpusSettings, PairsSettings
 from reefknot.lab.text.pair_dataset import Lines, PairDataset, open_pairs
 from reefknot.lab.text.vocabulary import Vocabulary
@@ -76,7 +76,7 @@ def test_batched_pairs_score_as_they_do_alone(
     dataset = opened(sides="separate")
     split, vocabulary = dataset.splits["test"], dataset.vocabulary
     model = translator(dataset, encoder, output)
-    scores = score_pairs(model, split, vocabulary)
+    scores = score_references(model, split, vocabulary)
     assert model.training
     model.eval()
     alone = []
@@ -86,8 +86,8 @@ def test_batched_pairs_score_as_they_do_alone(
             alone.append(-model.target_log_probs(pairs_1U, torch.tensor(target[None], dtype=torch.long))[0][0].numpy())
     np.testing.assert_allclose(scores.nll, np.concatenate(alone), rtol=1e-6)
     for capacity in (1, 20, 60):
-        monkeypatch.setattr(pairs, "ROWS_AT_ONCE", capacity)
-        np.testing.assert_allclose(score_pairs(model, split, vocabulary).nll, scores.nll, rtol=1e-6)
+        monkeypatch.setattr(references, "ROWS_AT_ONCE", capacity)
+        np.testing.assert_allclose(score_references(model, split, vocabulary).nll, scores.nll, rtol=1e-6)
 
 
 def test_batches_fill_their_capacity_and_group_by_length(opened: Callable[..., PairDataset]) -> None:
@@ -95,10 +95,10 @@ def test_batches_fill_their_capacity_and_group_by_length(opened: Callable[..., P
     random = np.random.default_rng(0)
     sides = (Lines.from_lists([0] * n for n in random.integers(1, 50, 400)) for _ in range(2))
     many = replace(split, **dict(zip(("source", "target"), sides, strict=True)))
-    batches = list(pairs._batches(many, rows_per_token=4))
+    batches = list(references._batches(many, rows_per_token=4))
     assert sorted(np.concatenate(batches).tolist()) == list(range(400))
     longer = np.maximum(many.source.lengths, many.target.lengths)
-    capacity = pairs.ROWS_AT_ONCE // 4
+    capacity = references.ROWS_AT_ONCE // 4
     assert all(len(batch) * longer[batch].max() <= capacity for batch in batches)
     assert len(batches) < 1.3 * longer.sum() / capacity + 1
     longest = [longer[batch].max() for batch in batches]
@@ -108,7 +108,7 @@ def test_batches_fill_their_capacity_and_group_by_length(opened: Callable[..., P
 def test_counts_and_definition_of_scored_pairs(opened: Callable[..., PairDataset]) -> None:
     dataset = opened(sides="separate")
     split = dataset.splits["test"]
-    scores = score_pairs(translator(dataset).float(), split, dataset.vocabulary)
+    scores = score_references(translator(dataset).float(), split, dataset.vocabulary)
     targets = [target for _, target in HELD_OUT]
     words = sum(len(target.split()) + 1 for target in targets)
     assert scores.words == words == len(scores.nll) == split.tokens
@@ -124,7 +124,7 @@ def test_counts_and_definition_of_scored_pairs(opened: Callable[..., PairDataset
 
 def test_word_perplexity_of_sub_words(opened: Callable[..., PairDataset]) -> None:
     dataset = opened(bpe={"merges": 10})
-    scores = score_pairs(translator(dataset), dataset.splits["valid"], dataset.vocabulary, precision="bfloat16")
+    scores = score_references(translator(dataset), dataset.splits["valid"], dataset.vocabulary, precision="bfloat16")
     assert scores.words == sum(len(target.split()) + 1 for _, target in HELD_OUT)
     assert len(scores.nll) > scores.words
     assert f"in {len(scores.nll):,} sub-words" in scores.definition
@@ -137,10 +137,12 @@ def test_unscorable_pairs_are_rejected(opened: Callable[..., PairDataset]) -> No
     split = dataset.splits["test"]
     model = translator(dataset)
     with pytest.raises(DataError, match="the test text has no pairs"):
-        score_pairs(model, replace(split, source=Lines.from_lists([]), target=Lines.from_lists([])), dataset.vocabulary)
+        score_references(
+            model, replace(split, source=Lines.from_lists([]), target=Lines.from_lists([])), dataset.vocabulary
+        )
     with pytest.raises(DataError, match="the target side has no <eos>"):
-        score_pairs(model, split, Vocabulary(("a", "b"), (2, 1)))
+        score_references(model, split, Vocabulary(("a", "b"), (2, 1)))
     with torch.no_grad():
         next(model.encoder.parameters()).fill_(torch.nan)
     with pytest.raises(NonFiniteError, match="test text is NaN or infinite"):
-        score_pairs(model, split, dataset.vocabulary)
+        score_references(model, split, dataset.vocabulary)

@@ -48,9 +48,7 @@ def measure_opened_tails(
     if not len(inputs_T):
         return None
 
-    spans = None
-    if windows is not None:
-        spans = windows.spans(targets_T, vocabulary.eos)
+    spans = windows.spans(targets_T, vocabulary.eos) if windows else None
     with evaluating(model):
         hidden_ND = torch.cat([contexts.output for contexts in iterate_contexts(model, inputs_T, spans)])
         best_words = cast("AdaptiveSoftmax", output).search(hidden_ND, min(k, output.vocab_size))

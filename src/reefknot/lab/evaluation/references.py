@@ -1,9 +1,9 @@
 """Perplexity of a translator: the loss of every token of the reference translations, given the source.
 
-Start with `score_pairs`. It uses teacher forcing: the input before each target token is the reference, not the model's
-own output. Every target token is scored once, and sentence pairs are independent. BLEU is in `bleu.py`.
+Start with `score_references`. It uses teacher forcing: the input before each target token is the reference, not the
+model's own output. Every target token is scored once, and sentence pairs are independent. BLEU is in `bleu.py`.
 
-Shapes: N pairs, B pairs computed at once, S source tokens, T target tokens, U = S + T, M target tokens without padding.
+Shapes: N pairs, B pairs computed at once, S source tokens, T target tokens, U = S + T.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 
 from reefknot.errors import DataError, NonFiniteError
-from reefknot.kernels.scores import IGNORE
 from reefknot.lab.evaluation.perplexity import ROWS_AT_ONCE, Score, autocast, count_unpredicted_bytes, describe_text
-from reefknot.lab.text.pair_dataset import Lines, PairSplit
+from reefknot.lab.text.pair_batches import join_sides, pad_lines
+from reefknot.lab.text.pair_dataset import PairSplit
 from reefknot.lab.text.samples import pack_windows, row_offsets
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.nn.models.language_model import evaluating
@@ -25,7 +25,9 @@ from reefknot.nn.models.translator import Translator
 
 
 @torch.no_grad()
-def score_pairs(model: Translator, split: PairSplit, vocabulary: Vocabulary, *, precision: str = "float32") -> Score:
+def score_references(
+    model: Translator, split: PairSplit, vocabulary: Vocabulary, *, precision: str = "float32"
+) -> Score:
     """Score the target side of a parallel text.
 
     Args:
@@ -40,24 +42,24 @@ def score_pairs(model: Translator, split: PairSplit, vocabulary: Vocabulary, *, 
         raise DataError("the vocabulary of the target side has no <eos>, which begins and ends every target sentence")
 
     device = next(model.parameters()).device
+    source_lengths_N = split.source.lengths
+    target_lengths_N = split.target.lengths
     nll = np.empty(split.tokens, dtype=np.float32)
     with evaluating(model), autocast(device, precision):
         for indices_B in _batches(split, model.output.rows_per_token):
-            source_BS, _ = _pad_lines(split.source, indices_B)
-            targets_BT, positions_M = _pad_lines(split.target, indices_B)
-            is_padding_BT = targets_BT == IGNORE
-
-            # The input before each target is the token before it; before the first target, it is <eos>.
-            previous_BT = np.pad(targets_BT[:, :-1], ((0, 0), (1, 0)), constant_values=vocabulary.eos)
-            previous_BT = np.where(is_padding_BT, 0, previous_BT)
-
-            # The model reads the source and then the target, in one row per pair.
-            pairs_BU = np.concatenate([source_BS, previous_BT], axis=1)
+            source_lengths_B = source_lengths_N[indices_B]
+            target_lengths_B = target_lengths_N[indices_B]
+            target_steps = int(target_lengths_B.max())
+            source_BS = pad_lines(split.source, indices_B, source_lengths_B, int(source_lengths_B.max()))
+            targets_BT = pad_lines(split.target, indices_B, target_lengths_B, target_steps)
+            pairs_BU = join_sides(source_BS, targets_BT, vocabulary.eos)
             log_probs_BT, _ = model.target_log_probs(
                 torch.from_numpy(pairs_BU).to(device), torch.from_numpy(targets_BT).to(device)
             )
             nll_BT = -log_probs_BT.float().cpu().numpy()
-            nll[positions_M] = nll_BT[~is_padding_BT]
+            starts_B = split.target.bounds[indices_B]
+            positions_BT, is_token_BT = row_offsets(starts_B, target_lengths_B, target_steps, padding=0)
+            nll[positions_BT[is_token_BT]] = nll_BT[is_token_BT]
 
     if not np.isfinite(nll).all():
         raise NonFiniteError(f"the loss of the model on the {split.name} text is NaN or infinite")
@@ -82,12 +84,3 @@ def _batches(split: PairSplit, rows_per_token: int) -> Iterator[NDArray[np.int64
     max_tokens = max(ROWS_AT_ONCE // rows_per_token, int(longer_side_N.max()))
     for start, stop in pack_windows(longer_side_N[longest_first_N], max_tokens):
         yield longest_first_N[start:stop]
-
-
-def _pad_lines(lines: Lines, indices_B: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the ids of lines, ids_BT, padded with `IGNORE`, and the positions of the ids in the text, positions_M."""
-    starts_B = lines.bounds[indices_B]
-    lengths_B = lines.bounds[indices_B + 1] - starts_B
-    positions_BT, is_inside_BT = row_offsets(starts_B, lengths_B, int(lengths_B.max()), padding=0)
-    ids_BT = np.where(is_inside_BT, lines.ids[positions_BT], IGNORE)
-    return ids_BT.astype(np.int64), positions_BT[is_inside_BT]

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from made_results import result, write_run
+from made_results import result, write_run, write_runs
 from reefknot.errors import DataError
-from reefknot.lab.reports.results import (
+from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.runs.loading import (
     OLD_RUN_DEFAULTS,
     Spread,
     collect_runs,
@@ -18,11 +19,15 @@ from reefknot.lab.reports.results import (
     flatten,
     load_run,
 )
-from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.runs.result import Band
 from reefknot.lab.tasks import check_experiment
 
 RESULTS = Path(__file__).parents[3] / "results"
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    return write_runs(tmp_path / "runs")
 
 
 def test_finished_run_is_read_completely(runs: Path) -> None:

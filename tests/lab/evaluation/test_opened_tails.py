@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import reefknot as rk
-from reefknot.lab.evaluation.search import measure_opened_tails
+from reefknot.lab.evaluation.opened_tails import measure_opened_tails
 from reefknot.lab.evaluation.windows import Sliding
 from reefknot.lab.text.corpus import CorpusSettings
 from reefknot.lab.text.dataset import Dataset, open_dataset

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from made_results import ROWS, change, in_pieces, result, scored, write_evaluation, write_run
-from reefknot.lab.reports.reading import summarise_rows
-from reefknot.lab.reports.results import collect_runs, load_run
 from reefknot.lab.reports.rows import TableRow, join_runs
+from reefknot.lab.reports.sentences import summarise_rows
+from reefknot.lab.runs.loading import collect_runs, load_run
 
 
 def sentences(rows: list[TableRow]) -> list[str]:

@@ -129,6 +129,14 @@ def test_standard_input_is_saved_next_to_the_run(cli: Cli, tmp_path: Path, monke
     assert "is another text; use another --out" in outcome.err
 
 
+def test_empty_standard_input_is_not_saved(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    outcome = cli("train", "--text", "-", "--device", "cpu", *TINY)
+    assert outcome.code == 3
+    assert "standard input is empty" in outcome.err
+    assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").iterdir())
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Start": ("install", "your_text", "choose_ends"),
+    "Start": ("install", "your_text", "choose_ends", "compare"),
     "Notebooks": ("notebooks/choose_ends", "notebooks/drill_head", "notebooks/tied_vectors"),
     "How-to": (
         "training_frameworks",

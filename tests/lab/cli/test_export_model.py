@@ -15,6 +15,7 @@ import torch
 
 import reefknot as rk
 from contract.combinations import LANGUAGE_MODEL_ENCODERS, WORDS, Case
+from reefknot.lab.interop.export import Exported, ExportRequest
 from reefknot.lab.tasks import open_run
 from reefknot.lab.text.vocabulary import Vocabulary, VocabularyPair
 from reefknot.lab.text.vocabulary_settings import VocabularySettings
@@ -251,3 +252,10 @@ def test_translators_and_word_vectors_name_the_right_format(tmp_path: Path) -> N
     outcome = run_command("export", run, "--format", "onnx", "-o", tmp_path / "out")
     assert outcome.code == 2
     assert "is a translator, which also reads a source; use --format hf" in outcome.err
+
+
+def test_difference_from_torch_is_readable() -> None:
+    request = ExportRequest(format="onnx", output=Path("mine"))
+    exported = Exported(request, 1_000, {"kind": "step", "difference": 3.814697265625e-06})
+    assert exported.text() == "mine: onnx, 1,000 parameters, kind step, difference 4e-06 from torch"
+    assert exported.record()["difference"] == 3.814697265625e-06

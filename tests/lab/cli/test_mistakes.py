@@ -88,6 +88,8 @@ MISTAKES = [
     ),
     ("compare {tied} {untied} --bands --figure b.png", 2, "--figure b.png: .* use a name that ends in .svg"),
     ("report nowhere", 3, "nowhere: there is no such folder"),
+    ("report {recipe}", 3, "this is a file; pass a run folder, or a folder that contains runs"),
+    ("report {tied} -o scores.csv", 2, "-o scores.csv: without --csv, this is an HTML page; add --csv"),
     ("report {corpus}", 3, "no runs in this folder"),
     ("report {tied} -o {corpus}", None, "is a folder"),
     ("generate nowhere", 3, "no such folder"),

@@ -161,6 +161,8 @@ def test_paper_parameter_count_is_dropped_if_the_model_changes(tmp_path: Path, o
         ("training.grad_clip=3", "training.grad_clip: no such setting; did you mean training.clip?"),
         ("training.optimiser.wd=3", "training.optimiser.wd: no such setting; did you mean training.optimiser.weight"),
         ("encoder.hidden_size=3", "encoder.hidden_size: no such setting; did you mean encoder.hidden_dim?"),
+        ("encoder.dim=3", "encoder.dim: no such setting; did you mean encoder.hidden_dim?"),
+        ("device=cuda", "device: no such setting; it is an option of the command: --device"),
         ("encoder.nlayers=3", "encoder.nlayers: no such setting; did you mean encoder.layers?"),
         ("tables.words.emb=3", "tables.words.emb: no such setting; did you mean tables.words.dim?"),
         ("encoder.learning_rate=3", "encoder.learning_rate: no such setting; did you mean training.optimiser.learn"),

@@ -43,7 +43,7 @@ def test_exit_code_of_changed_settings(tmp_path: Path, run_train: RunTrain) -> N
     run_train(tmp_path / "run")
     code, message = run_train(tmp_path / "run", "training.epochs=3")
     assert code == 2
-    assert "settings.training.epochs: 2 -> 3" in message
+    assert "other settings (training.epochs: 2 -> 3)" in message
 
 
 def test_exit_code_of_a_text_that_is_too_short(tmp_path: Path, run_train: RunTrain) -> None:

@@ -184,7 +184,7 @@ def test_changed_settings_are_rejected_with_the_difference(
     with pytest.raises(Stopped):
         train(out)
     before = contents(out)
-    with pytest.raises(SettingsError, match=r"settings\.training\.seed: 0 -> 3\); use another --out"):
+    with pytest.raises(SettingsError, match=r"\(training\.seed: 0 -> 3\); use another --out"):
         train(out, "training.seed=3")
     with pytest.raises(SettingsError, match='row: "tied" -> "untied"'):
         train(out, row="untied")

@@ -139,7 +139,7 @@ def test_changed_vector_file_is_rejected_for_training_only(tmp_path: Path, train
     write_vectors(WordVectors(vectors.words, vectors.vectors_VD + 1), file, "word2vec")
     with pytest.raises(SettingsError, match=rf"{re.escape(str(file))}.*tables\.words.*has changed.*--out"):
         train(tmp_path / "run", *settings)
-    with pytest.raises(SettingsError, match=r"other settings \(settings\.tables\.words\.vectors: [^;]*\); "):
+    with pytest.raises(SettingsError, match=r"other settings \(tables\.words\.vectors: [^;]*\); "):
         train(tmp_path / "run", f"tables.words.vectors={tmp_path / 'gone'}", FROZEN)
     file.unlink()
     assert open_run(tmp_path / "run").model.input.tables()[0].frozen

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from reefknot.errors import SettingsError
+from reefknot.errors import ArgumentError, SettingsError
 from reefknot.nn.encoders import stacked
 from reefknot.nn.encoders.stacked import GRU, LSTM, RNN, LayerDropoutEncoder
 
@@ -47,6 +47,22 @@ def test_parameter_count_equals_the_formula(biases: Literal[1, 2], layers: int) 
     gates = 4 * HIDDEN
     matrices = gates * (IN + HIDDEN) + (layers - 1) * gates * 2 * HIDDEN
     assert sum(parameter.numel() for parameter in encoder.parameters()) == matrices + layers * biases * gates
+
+
+@pytest.mark.parametrize("streams", [STREAMS - 1, STREAMS + 1])
+@pytest.mark.parametrize("encoder", [LSTM, GRU, RNN])
+def test_state_of_other_streams_is_rejected(encoder: type[LayerDropoutEncoder], streams: int) -> None:
+    stack = encoder(IN, HIDDEN)
+    with pytest.raises(ArgumentError, match=f"is \\({streams}, {HIDDEN}\\), but {STREAMS} streams"):
+        stack(vectors().float(), stack.initial_state(streams))
+
+
+@pytest.mark.parametrize("shape", [(STREAMS, 4, IN + 1), (STREAMS, IN)])
+@pytest.mark.parametrize("encoder", [LSTM, GRU, RNN])
+def test_inputs_of_another_shape_are_rejected(encoder: type[LayerDropoutEncoder], shape: tuple[int, ...]) -> None:
+    stack = encoder(IN, HIDDEN)
+    with pytest.raises(ArgumentError, match=f"reads vectors of dimension {IN}"):
+        stack(torch.zeros(shape), stack.initial_state(STREAMS))
 
 
 def test_zero_bias_is_not_saved_or_trained() -> None:

@@ -65,6 +65,15 @@ def test_mismatched_dimensions_and_vocabularies_are_rejected() -> None:
         LanguageModel(Lookup(WordTable(12, DIM)), LSTM(DIM, DIM), Softmax(Plain(table)))
 
 
+def test_parts_of_another_kind_are_rejected() -> None:
+    words = WordTable(WORDS, DIM)
+    output = Softmax(Plain(words))
+    with pytest.raises(SettingsError, match=r"encoder is an LSTM of torch.nn.modules.rnn; it must be an Encoder"):
+        LanguageModel(Lookup(words), torch.nn.LSTM(DIM, DIM), output)  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="input is an LSTM of reefknot"):
+        LanguageModel(LSTM(DIM, DIM), Lookup(words), output)  # type: ignore[arg-type]
+
+
 def test_only_a_char_cnn_may_have_more_words_than_the_output() -> None:
     encoder, output = LSTM(DIM, DIM), Softmax(Plain(WordTable(WORDS, DIM)))
 

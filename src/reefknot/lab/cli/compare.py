@@ -63,7 +63,7 @@ def compare(
     ] = None,
     block: Annotated[
         int | None,
-        typer.Option(min=1, rich_help_panel=LANGUAGE_MODELS_PANEL, help="Number of tokens in a block. [default: 500]"),
+        typer.Option(min=5, rich_help_panel=LANGUAGE_MODELS_PANEL, help="Number of tokens in a block. [default: 500]"),
     ] = None,
     bands: Annotated[
         bool,

@@ -64,7 +64,7 @@ OtherTextOption = Annotated[
         "--text",
         metavar="FILE_OR_FOLDER",
         help="Another text, instead of a split of the run's corpus: plain text, JSON lines (.jsonl) or Parquet, "
-        "compressed or not; a folder or a pattern of such files; or - for standard input.",
+        "compressed or not; a folder or a pattern of such files; or, except for `compare`, - for standard input.",
         rich_help_panel="Another text",
     ),
 ]

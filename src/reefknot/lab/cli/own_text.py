@@ -161,7 +161,7 @@ def is_first_process() -> bool:
 
 def _save_standard_input(recipe_path: Path) -> Path:
     """Save standard input next to a recipe, as .jsonl if its first line is a JSON object, and as .txt otherwise."""
-    from reefknot.errors import SettingsError
+    from reefknot.errors import DataError, SettingsError
     from reefknot.lab.cli.options import open_standard_input
     from reefknot.lab.text.sources import open_text
     from reefknot.storage import files as durable
@@ -172,10 +172,12 @@ def _save_standard_input(recipe_path: Path) -> Path:
             temporary.parent.mkdir(parents=True, exist_ok=True)
             with temporary.open("wb") as file:
                 shutil.copyfileobj(open_standard_input(), file, 1 << 20)
+        if not temporary.stat().st_size:
+            raise DataError("standard input is empty; pipe a text into the command, or name a file")
         is_json_lines = open_text(temporary).files[0].kind == "jsonl"
         path = recipe_path.with_suffix(".jsonl" if is_json_lines else ".txt")
         if path.exists() and not _equal_files(path, temporary):
-            raise SettingsError(f"{path} exists and is another text; use another --out")
+            raise SettingsError(f"{path} exists and is another text; use another --out, or remove the file")
         temporary.replace(path)
     finally:
         durable.remove(temporary)

@@ -61,6 +61,7 @@ def report(
     It has tables of scores, figures, learning curves, nearest neighbours of words, generated text and all settings. The
     results are also in the page as CSV, and --csv writes only them.
     """
+    from reefknot.errors import SettingsError
     from reefknot.lab.papers.figures.section import build_sections
     from reefknot.lab.reports.page import recipe_title, write_report
     from reefknot.lab.reports.table import rows_in_recipe_order
@@ -70,6 +71,8 @@ def report(
         reject_options(ctx, {"title", "figures", "words", "data", "as_json"}, "with --csv; leave {option} out")
         _write_csv(collect_runs(runs), output)
         return
+    if output is not None and output.suffix == ".csv":
+        raise SettingsError(f"-o {output}: without --csv, this is an HTML page; add --csv, or use another name")
     chosen_words = _parse_words(words)
     results = collect_runs(runs)
     _check_figures(results, figures, data)

@@ -117,7 +117,10 @@ def _find_corpus_texts(
     languages = (None, None) if published is None else published.languages
     pairs = {"source": source or languages[0], "target": target or languages[1]}
     if None in pairs.values():
-        raise SettingsError(f"{name}: pass the languages with --source and --target, as they are in the file names")
+        raise SettingsError(
+            f"{name}: only the sub-words of parallel text are counted; pass the languages with --source and --target, "
+            "as they are in the file names"
+        )
     corpus = check_settings(CorpusSettings, {"name": name, "pairs": pairs}, name)
     vocabulary = VocabularySettings(bpe=BPESettings())
     return {name: TextSettings(corpus, vocabulary)}

@@ -49,7 +49,7 @@ NAMES_IN_OTHER_PROGRAMS = {
     "learning_rate": ("lr",),
     "weight_decay": ("wd",),
     "layers": ("num_layers", "n_layers", "nlayers", "depth"),
-    "hidden_dim": ("hidden", "hidden_size", "nhid"),
+    "hidden_dim": ("hidden", "hidden_size", "nhid", "dim"),
     "heads": ("num_heads", "n_heads", "nhead", "nheads"),
     "dim": ("emb", "emb_dim", "emb_size", "emsize", "embedding_dim", "embedding_size"),
 }
@@ -295,6 +295,7 @@ def _hint_for_unknown_key(key: str, kind: str, settings_class: type[Settings]) -
         training.epoch    did you mean training.epochs?                     (similar name in the same section)
         output.epoch      did you mean training.epochs?                     (similar name in another section)
         encoder.zzz       the settings of encoder are: kind, hidden_dim, layers, dropout
+        device            it is an option of the command: --device
 
     Args:
         key: The key that does not exist.
@@ -312,6 +313,8 @@ def _hint_for_unknown_key(key: str, kind: str, settings_class: type[Settings]) -
 
     # Otherwise the name is wrong, or it is in the wrong section.
     section, _, name = key.rpartition(".")
+    if name == "device":
+        return "it is an option of the command: --device"
     section_prefix = key.removesuffix(name)
     known_keys = [known_key for known_key, _ in keys_and_kinds if known_key != key]
     siblings = [known_key for known_key in known_keys if known_key.rpartition(".")[0] == section]

@@ -30,6 +30,9 @@ BLOCK = 500
 """Default number of tokens in a block. Neighbouring blocks of this length depend little on each other."""
 FEWEST_UNITS = 20
 """Number of units of text below which an interval is only approximate."""
+SHORTEST_BLOCK = 5
+"""Minimum number of tokens in a block. Shorter blocks give too narrow an interval, because the losses of neighbouring
+tokens are correlated."""
 _MAX_COUNTS = 2_000_000  # maximum number of resampling counts in memory at once
 
 Array = NDArray[Any]
@@ -93,6 +96,8 @@ class Comparison:
     def _conclusion(self) -> str:
         lower, upper = self.ratio_interval
         details = f"ratio B/A {self.ratio:.4f}, {100 * self.level:g} % interval {lower:.4f} to {upper:.4f}"
+        if self.difference == 0.0 and self.interval == (0.0, 0.0):
+            return f"no difference seen: the loss of A and B is equal for every {self.loss_unit}"
         if self.is_significant:
             better = "B" if self.difference < 0 else "A"
             reduction = 1 - _safe_exp(-abs(self.difference))
@@ -108,9 +113,13 @@ def block_boundaries(tokens: int, length: int = BLOCK) -> NDArray[np.int64]:
 
     For example, 10,400 tokens in blocks of 500 have the boundaries 0, 500, ..., 10,000, 10,400.
     """
-    if tokens < 1:
-        raise DataError("there are no tokens to compare")
-    length = max(1, min(length, tokens // FEWEST_UNITS))
+    fewest_tokens = SHORTEST_BLOCK * FEWEST_UNITS
+    if tokens < fewest_tokens:
+        raise DataError(
+            f"the text is too short to compare models: {tokens:,} tokens, but an interval needs {fewest_tokens} "
+            f"({FEWEST_UNITS} blocks of {SHORTEST_BLOCK})"
+        )
+    length = min(length, tokens // FEWEST_UNITS)
     starts = np.arange(0, tokens, length, dtype=np.int64)
     return np.append(starts, tokens)
 

@@ -47,8 +47,10 @@ class Exported:
 
     def text(self) -> str:
         """Return the result as readable text."""
-        details = "".join(f", {name} {value}" for name, value in self.details.items())
-        return f"{self.request.output}: {self.request.format}, {self.parameters:,} parameters{details}"
+        text = f"{self.request.output}: {self.request.format}, {self.parameters:,} parameters"
+        for name, value in self.details.items():
+            text += f", {name} {value:.1g} from torch" if name == "difference" else f", {name} {value}"
+        return text
 
 
 def check_request(request: ExportRequest) -> None:

@@ -375,7 +375,7 @@ def _choose_training(num_tokens: int, model: _Model) -> _Choice:
         f"Training: Adam, {_format_epochs(model.epochs)}; the learning rate is halved after every epoch from epoch "
         f"{hold + 1}."
     )
-    if model.epochs > 1:
+    if model.epochs > 1 and model.seconds > 60:
         one_epoch = _format_minutes(model.seconds / model.epochs)
         reason += f" For a quicker look, train for one epoch, which takes about {one_epoch}: training.epochs=1."
     toml = f"""[base.training]

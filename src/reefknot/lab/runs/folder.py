@@ -446,7 +446,8 @@ def _reject_other_settings(
             f"{path} holds a run that began with other weights; leave out --start to continue it, or use another --out"
         )
     if changes:
-        listed_changes = "; ".join(map(str, changes[:_MAX_LISTED_CHANGES]))
+        # As they are written in a command: `training.epochs`, not `settings.training.epochs`.
+        listed_changes = "; ".join(str(change).removeprefix("settings.") for change in changes[:_MAX_LISTED_CHANGES])
         num_unlisted = len(changes) - _MAX_LISTED_CHANGES
         if num_unlisted > 0:
             listed_changes += f"; and {num_unlisted} more"

@@ -236,7 +236,8 @@ def collect_runs(paths: Iterable[Path | str]) -> list[Result]:
     runs: dict[Path, Result] = {}
     for path in map(Path, paths):
         if not path.is_dir():
-            raise DataError(f"{path}: there is no such folder; pass a run folder, or a folder that contains runs")
+            problem = "this is a file" if path.exists() else "there is no such folder"
+            raise DataError(f"{path}: {problem}; pass a run folder, or a folder that contains runs")
 
         if _is_run(path):
             run_folders = {path}

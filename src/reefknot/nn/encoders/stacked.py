@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reefknot.errors import SettingsError
+from reefknot.errors import ArgumentError, SettingsError
 from reefknot.nn.bounds import Dim, Layers, Probability, check_rates, check_sizes
 from reefknot.nn.encoders.contract import Encoded, Encoder, State, to_state_dtype
 
@@ -168,6 +168,7 @@ def run_layer(
     """
     if weights is None:
         weights = get_weights(layer)
+    _check_shapes(layer, inputs_BTD, state)
     # Torch expects a dimension of layers, (1, B, H), and a tuple only if the state has several tensors.
     initial_states = tuple(tensor[None].contiguous() for tensor in state)
     torch_state = initial_states if len(initial_states) > 1 else initial_states[0]
@@ -189,6 +190,23 @@ def run_layer(
             batch_first=True,
         )
     return output_BTH, tuple(tensor[0] for tensor in final_states)
+
+
+def _check_shapes(layer: Any, inputs_BTD: Tensor, state: LayerState) -> None:
+    """Raise an error if inputs or state have a wrong shape, because oneDNN then reads memory beyond the tensors."""
+    shape = tuple(inputs_BTD.shape)
+    if len(shape) != 3 or shape[2] != layer.input_size:
+        raise ArgumentError(
+            f"the inputs of the encoder are {shape}; they must be (streams, steps, dimension), and the layer reads "
+            f"vectors of dimension {layer.input_size}"
+        )
+    for tensor in state:
+        if tuple(tensor.shape) != (shape[0], layer.hidden_size):
+            raise ArgumentError(
+                f"the state of a layer is {tuple(tensor.shape)}, but {shape[0]} streams and {layer.hidden_size} units "
+                f"need {(shape[0], layer.hidden_size)}; pass the state after the previous window of the same streams, "
+                f"or initial_state({shape[0]}) at the start of a text"
+            )
 
 
 def get_weights(layer: Any) -> list[Tensor]:

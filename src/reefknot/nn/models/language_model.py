@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from reefknot.errors import SettingsError
+from reefknot.errors import SettingsError, describe_type
 from reefknot.kernels.scores import IGNORE
 from reefknot.nn.encoders.contract import Encoded, Encoder, State, detach
 from reefknot.nn.inputs.contract import InputEnd
@@ -226,7 +226,14 @@ class LanguageModel(nn.Module):
 
 
 def _check_parts_fit(input: InputEnd, encoder: Encoder, output: OutputEnd) -> None:
-    """Raise an error unless vocabularies and dimensions agree and every parameter is trained."""
+    """Raise an error unless these are the three parts of a model, vocabularies and dimensions agree, and every
+    parameter is trained."""
+    for name, part, base in (("input", input, InputEnd), ("encoder", encoder, Encoder), ("output", output, OutputEnd)):
+        if not isinstance(part, base):
+            raise SettingsError(
+                f"LanguageModel: {name} is {describe_type(part)} of {type(part).__module__}; it must be "
+                f"an {base.__name__} of Reefknot. In a model of your own, call an output end on your hidden states"
+            )
     # An input end without tables, which reads spellings, may know more words than there are classes.
     has_too_few_words = input.vocab_size < output.vocab_size
     has_too_many_words = bool(input.tables()) and input.vocab_size > output.vocab_size

@@ -56,7 +56,7 @@ class LogitsFree:
         self._log = PathLog(type(model).__name__)
         model.loss_function = self._loss
         self._own_forward = vars(model).get("forward")
-        _replace_forward(model, _forward_of_model)
+        _replace_forward(model, _forward_of_model, self)
         self._forward = model.forward
         own_method = types.MethodType(type(model).forward, model)  # transformers looks at its signature
         functools.update_wrapper(self._forward, own_method, ("__name__", "__doc__"), ())
@@ -288,14 +288,15 @@ def _restore_layers(head: nn.Module | None) -> None:
             _restore_forward(module)  # another library may have replaced it since
 
 
-def _replace_forward(module: nn.Module, function: Callable[..., Any]) -> None:
+def _replace_forward(module: nn.Module, function: Callable[..., Any], *first_arguments: Any) -> None:
     """Replace the forward method of a module. Copies and pickles of the module get a function of their own.
 
     Args:
         module: The module.
-        function: Takes the module, and the arguments of `forward`.
+        function: Takes the module, the first arguments, and the arguments of `forward`.
+        first_arguments: Other arguments of the function.
     """
-    vars(module)["forward"] = functools.partial(function, module)
+    vars(module)["forward"] = functools.partial(function, module, *first_arguments)
     vars(module)["_replicate_for_data_parallel"] = functools.partial(_replicate, module)
 
 
@@ -306,10 +307,10 @@ def _restore_forward(module: nn.Module) -> None:
 
 def _replicate(module: nn.Module) -> nn.Module:
     """Return the copy of a module for another device. `nn.DataParallel` calls this."""
-    replica = type(module)._replicate_for_data_parallel(module)
+    replica: nn.Module = type(module)._replicate_for_data_parallel(module)  # type: ignore[no-untyped-call]
     forward = vars(module).get("forward")
     if isinstance(forward, functools.partial):
-        vars(replica)["forward"] = functools.partial(forward.func, replica)
+        vars(replica)["forward"] = functools.partial(forward.func, replica, *forward.args[1:])
     return replica
 
 
@@ -319,13 +320,10 @@ def _replicate(module: nn.Module) -> nn.Module:
     recursive=False,
     reason="logits_free returns deferred logits; do not use fullgraph=True",
 )
-def _forward_of_model(model: Any, *args: Any, **kwargs: Any) -> Any:
+def _forward_of_model(model: Any, patch: LogitsFree, *args: Any, **kwargs: Any) -> Any:
     """Run the forward pass of a patched model. Replaces its `forward`."""
     if args and isinstance(args[0], PreTrainedModel):
         model, *args = args  # type: ignore[assignment]  # accelerate's unwrap_model makes a method of the function
-    patch = vars(model).get("_reefknot")
-    if patch is None:
-        return type(model).forward(model, *args, **kwargs)  # another library still calls the function after `undo`
     return patch.call_model(model, *args, **kwargs)
 
 

@@ -219,12 +219,78 @@ def test_new_output_layers_are_logits_free(change: Any, compiled: bool) -> None:
     torch.testing.assert_close(outputs.loss, real_outputs.loss)
 
 
+def test_undo_keeps_the_hooks_of_accelerate() -> None:
+    hooks = pytest.importorskip("accelerate.hooks")
+    calls = []
+
+    class Hook(hooks.ModelHook):  # type: ignore[misc, name-defined]
+        def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            calls.append(module)
+            return args, kwargs
+
+    model, batch = make_model("Llama"), make_batch()
+    patch = rk.hf.logits_free(model, min_logits=0)
+    hooks.add_hook_to_module(model.lm_head, Hook())
+    assert type(model(**batch).logits) is rk.hf.DeferredLogits
+    patch.undo()
+    assert type(model(**batch).logits) is Tensor
+    assert calls == [model.lm_head] * 2
+
+
+def test_model_that_accelerate_has_wrapped_is_unwrapped_copied_and_restored() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    model, batch = make_model("Llama"), make_batch()
+    expected = model(**batch).loss
+    patch = rk.hf.logits_free(model, min_logits=0)
+    accelerate.state.AcceleratorState._reset_state(True)
+    accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")
+    try:
+        prepared = accelerator.prepare(model)
+        prepared(**batch).loss.backward()
+        unwrapped = accelerator.unwrap_model(prepared, keep_fp32_wrapper=False)
+        torch.testing.assert_close(unwrapped(**batch).loss, expected)
+        clone = copy.deepcopy(unwrapped)
+        nn.init.zeros_(clone.lm_head.weight)
+        assert float(clone(**batch).loss.detach()) == pytest.approx(float(torch.tensor(float(V)).log()))
+        patch.undo()
+        unwrapped.resize_token_embeddings(V + 5)
+        assert type(unwrapped(**batch).logits) is Tensor
+    finally:
+        accelerate.state.AcceleratorState._reset_state(True)
+
+
+def make_replica(module: nn.Module) -> Any:
+    """Copy a module as `nn.DataParallel` does for another device."""
+    replica: Any = module._replicate_for_data_parallel()
+    for name, child in module.named_children():
+        setattr(replica, name, make_replica(child))
+    for name, parameter in module._parameters.items():
+        setattr(replica, name, None if parameter is None else parameter.clone())
+    return replica
+
+
+def test_replicas_of_data_parallel_models_use_their_own_weights() -> None:
+    model, batch = make_model("Llama"), make_batch()
+    expected = copy.deepcopy(loss_and_gradients(model, batch))
+    patch = rk.hf.logits_free(model, min_logits=0)
+    replicas = [make_replica(model) for _ in range(2)]
+    nn.init.zeros_(model.lm_head.weight)  # the replicas have the weight from before
+    for replica in replicas:
+        model.zero_grad()
+        outputs = replica(**batch)
+        outputs.loss.backward()
+        gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+        check_equal((outputs.loss.detach(), gradients), expected)
+        assert type(outputs.logits) is rk.hf.DeferredLogits
+    assert patch.paths == ("loss without logits (loss_function)",)
+
+
 def test_new_output_layer_that_is_not_linear_is_logged() -> None:
     model, batch = make_model("Llama"), make_batch()
     patch = rk.hf.logits_free(model, min_logits=0)
     model.lm_head = nn.Sequential(nn.Identity())
     assert type(model(input_ids=batch["input_ids"]).logits) is Tensor
-    assert patch.paths == ("logits as usual (the output layer is now a Sequential)",)
+    assert patch.paths == ("logits as usual (the output layer now has the type Sequential)",)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -330,6 +396,17 @@ def test_second_call_is_rejected() -> None:
 def test_negative_min_logits_is_rejected() -> None:
     with pytest.raises(rk.ArgumentError, match="min_logits = -1: must be 0 or more"):
         rk.hf.logits_free(make_model("Llama"), min_logits=-1)
+
+
+def test_type_of_a_layer_of_another_library_is_named_in_full() -> None:
+    class Linear(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input)
+
+    model = make_model("Llama")
+    model.lm_head = Linear(16, V)
+    with pytest.raises(rk.ArgumentError, match=r"has the type hf\.test_logits_free\.Linear; it must be an nn.Linear"):
+        rk.hf.logits_free(model)
 
 
 def test_output_layer_that_is_not_linear_is_rejected() -> None:

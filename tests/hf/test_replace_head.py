@@ -407,6 +407,53 @@ def test_adapters_train_the_new_model() -> None:
     assert all("lora" in name for name in trained)
 
 
+@pytest.mark.parametrize("name", ["plain", "drill relu", "augmented", "adaptive"])
+def test_end_that_peft_trains_is_saved_after_merging(name: str, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["end"], task_type="CAUSAL_LM")
+    with_adapters = peft.get_peft_model(replace(name), config)
+    optimiser = torch.optim.SGD(with_adapters.parameters(), lr=0.1)
+    with_adapters(**BATCH).loss.backward()
+    optimiser.step()
+    model = with_adapters.eval().merge_and_unload()
+    assert tied_parameters(model) == []  # PEFT has trained a copy of the end
+    if name == "adaptive":
+        with pytest.raises(rk.ArgumentError, match="bands of the output end are no longer rows of the input embedding"):
+            model.save_pretrained(tmp_path)
+    else:
+        loaded = save_and_load(model, tmp_path)
+        torch.testing.assert_close(log_probs(loaded), log_probs(model), rtol=0, atol=1e-6)
+        assert tied_parameters(loaded) == []
+        assert not loaded.config.tie_word_embeddings
+
+
+@pytest.mark.parametrize("architecture", ["Llama, tied", "Gemma 2"])
+def test_use_cache_of_the_config_has_an_effect(architecture: str, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    model = replace("plain", architecture)
+    assert model.config.use_cache
+    assert model(**BATCH).past_key_values is not None
+    transformers.Trainer(model, transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to=[]))
+    model.config.use_cache = False  # transformers 5 does this in Trainer
+    assert model(**BATCH).past_key_values is None
+    assert model(**BATCH, use_cache=True).past_key_values is not None
+    loaded = save_and_load(model, tmp_path)
+    assert loaded(**BATCH).past_key_values is None
+    prompts = TOKENS[:, :4]
+    assert torch.equal(loaded.generate(prompts, max_new_tokens=3), model.generate(prompts, max_new_tokens=3))
+
+
+def test_replicas_of_data_parallel_models_use_their_own_weights() -> None:
+    from hf.test_logits_free import make_replica
+
+    model = replace("drill relu").eval()
+    expected = model(**BATCH).loss
+    replica = make_replica(model)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.zero_()
+    torch.testing.assert_close(replica(**BATCH).loss, expected)
+
+
 # -- resizing --------------------------------------------------------------------------------------------------------
 
 

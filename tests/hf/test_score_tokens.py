@@ -53,6 +53,11 @@ def test_losses_are_those_of_windows(make: Any, tmp_path: Path) -> None:
         ({"tokens": torch.tensor([-100, 1])}, "token -100 at position 0"),
         ({"stride": 0}, "stride = 0"),
         ({"context": -1}, "context = -1"),
+        (
+            {"tokens": torch.ones(1_100, dtype=torch.long), "context": 1_000, "stride": 50},
+            r"windows have 1050 tokens .* "
+            r"a GPT2LMHeadModel has only 1024 positions",
+        ),
         ({"file": "scores.txt"}, "must end in .safetensors"),
     ],
 )

@@ -78,3 +78,11 @@ def test_losses_are_the_same(kind: str, tmp_path: Path) -> None:
     else:
         assert BYPASSED in patch.paths
     patch.undo()
+
+
+def test_other_heads_are_rejected(tmp_path: Path) -> None:
+    model = make_model("Llama")
+    table = rk.WordTable.from_embedding(model.get_input_embeddings())
+    model = rk.hf.replace_head(model, rk.Softmax(rk.Plain(table)))
+    with pytest.raises(rk.ArgumentError, match="TRL's trainers call a part, so they cannot train this model"):
+        make_trainer("SFT", model, tmp_path).train()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -62,6 +62,11 @@ def describe_end(end: OutputEnd, embedding: nn.Module) -> Description:
     def describe_shared(value: Any) -> Description:
         kind = type(value).__name__
         if isinstance(value, EmbeddingBands):
+            if any(cast(EmbeddingTable, band).layer is not embedding for band in value.bands):
+                raise ArgumentError(
+                    "save_pretrained: the bands of the output end are no longer rows of the input embedding, for "
+                    "example because PEFT copied the end (modules_to_save); make the end with a BandedTable instead"
+                )
             return {"class": kind, "cutoffs": list(value.bounds[1:-1])}
         if isinstance(value, EmbeddingTable):
             if value.layer is embedding:

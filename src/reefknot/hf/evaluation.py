@@ -35,13 +35,15 @@ def score_tokens(
     Args:
         model: Any causal language model of transformers, with its own head or one of ours.
         tokens: The ids of the text, with shape (T,).
-        context: Number of tokens that a window reads before the tokens that it scores.
+        context: Number of tokens that a window reads before the tokens that it scores. `context + stride` must not be
+            more than the positions of the model.
         stride: Number of tokens that a window scores.
         file: Also write the scores to this new file, whose name ends in `.safetensors`. `reefknot compare` reads it.
     """
     _check_model(model)
     _check_arguments(tokens, context, stride, file)
     _check_ids(tokens, model.config.get_text_config().vocab_size)
+    _check_window(model, min(context + stride, len(tokens) - 1))
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
@@ -91,6 +93,16 @@ def _check_ids(tokens: Tensor, vocab_size: int) -> None:
         raise ArgumentError(
             f"score_tokens: token {int(tokens[position])} at position {position} is not an id of the model, which has "
             f"{vocab_size} tokens; use the tokenizer of the model"
+        )
+
+
+def _check_window(model: Any, length: int) -> None:
+    """Raise an `ArgumentError` if the windows are longer than the texts that the model can read."""
+    max_length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if isinstance(max_length, int) and 0 < max_length < length:
+        raise ArgumentError(
+            f"score_tokens: windows have {length} tokens (context + stride), but {describe_type(model)} has only "
+            f"{max_length} positions (max_position_embeddings); pass a smaller context or stride"
         )
 
 

@@ -14,7 +14,7 @@ Shapes: B texts, T tokens, D dimensions of the hidden state, V tokens of the voc
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -34,8 +34,8 @@ from transformers.models.bart.modeling_bart import shift_tokens_right
 
 from reefknot.errors import ArgumentError, DataError
 from reefknot.hf.bands import TokenOrder
-from reefknot.hf.description import Description, build_end, change_vocab_size
-from reefknot.hf.output_layer import remove_output_layer
+from reefknot.hf.description import Description, build_end, change_vocab_size, describe_end
+from reefknot.hf.output_layer import HiddenStateLayer, remove_output_layer
 from reefknot.kernels.scores import IGNORE
 from reefknot.nn.outputs.contract import OutputEnd
 from reefknot.nn.tables import WordTable
@@ -84,6 +84,15 @@ class ReefknotHeadConfig(PretrainedConfig):  # type: ignore[misc]
     def vocab_size(self) -> int:
         """Number of tokens, V."""
         return int(self.text_config.get_text_config().vocab_size)
+
+    @property
+    def use_cache(self) -> bool | None:
+        """Whether the transformers model returns a KV cache if `forward` gets no `use_cache`. Trainer disables it."""
+        return getattr(self.text_config.get_text_config(), "use_cache", None)
+
+    @use_cache.setter
+    def use_cache(self, value: bool) -> None:
+        self.text_config.get_text_config().use_cache = value
 
     def get_text_config(self, *args: Any, **kwargs: Any) -> Any:
         """Return the part of the nested config that describes the text model, as transformers does."""
@@ -196,6 +205,22 @@ class ReefknotHeadModel(PreTrainedModel):  # type: ignore[misc]
                 module.weight.requires_grad_(False)
         return (model, info) if output_loading_info else model
 
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
+        """Save the model, as any model of transformers.
+
+        Args:
+            args: The folder, and other arguments of transformers.
+            kwargs: Keyword arguments of transformers.
+        """
+        if isinstance(self.end, OutputEnd):  # PEFT has wrapped it otherwise, and saves only adapters
+            embedding = self.get_input_embeddings()
+            is_tied = any(parameter is embedding.weight for parameter in self.end.parameters())
+            if self.config.tie_word_embeddings and not is_tied:  # `modules_to_save` of PEFT copies the table
+                self.config.head = describe_end(self.end, embedding)
+                self.config.tie_word_embeddings = False
+                self._declare_ties()
+        return super().save_pretrained(*args, **kwargs)
+
     # -- loss and logits ----------------------------------------------------------------------------------------------
 
     def _call_model(
@@ -218,9 +243,10 @@ class ReefknotHeadModel(PreTrainedModel):  # type: ignore[misc]
             num_items_in_batch: As in `forward`.
         """
         given_inputs = {name: value for name, value in inputs.items() if value is not None}
-        self.language_model._reefknot_layer.expect()
+        layer = cast(HiddenStateLayer, self.language_model.get_submodule(self.language_model._reefknot_layer))
+        layer.expect()
         outputs = self.language_model(**given_inputs, return_dict=True)
-        hidden_BTD = self.language_model._reefknot_layer.take()
+        hidden_BTD = layer.take()
         if self.config.hidden_scale != 1.0:
             hidden_BTD = hidden_BTD * self.config.hidden_scale
 

@@ -61,7 +61,8 @@ class HiddenStateLayer(nn.Module):
         """Keep the hidden states and return them. The model treats them as its logits, and nobody reads these."""
         if not self._is_expected:
             raise ArgumentError(
-                "the output layer of this model is replaced; call the model that replace_head has returned"
+                "the output layer of this model is replaced; call the model that replace_head has returned, and not a "
+                "part of it (TRL's trainers call a part, so they cannot train this model)"
             )
         self._hidden = hidden
         return hidden
@@ -280,4 +281,4 @@ def remove_output_layer(model: PreTrainedModel) -> None:
             setattr(model, attribute, kept)
         elif tied is not None:
             setattr(model, attribute, [key for key in tied if not key.startswith(f"{name}.")])
-    object.__setattr__(model, "_reefknot_layer", layer)  # the layer is registered under its own name
+    model._reefknot_layer = name

@@ -18,6 +18,7 @@ import functools
 import logging
 import types
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -55,10 +56,10 @@ class LogitsFree:
         self._log = PathLog(type(model).__name__)
         model.loss_function = self._loss
         self._own_forward = vars(model).get("forward")
-        # Copies and pickles of the model keep partial functions, which refer to the copy, and not to the model.
-        self._forward = functools.partial(_forward_of_model, self)
+        _replace_forward(model, _forward_of_model, self)
+        self._forward = model.forward
         own_method = types.MethodType(type(model).forward, model)  # transformers looks at its signature
-        model.forward = functools.update_wrapper(self._forward, own_method, ("__name__", "__doc__"), ())
+        functools.update_wrapper(self._forward, own_method, ("__name__", "__doc__"), ())
         self._settings = HeadSettings(min_logits, self._log)
         self._hooks = []
         if model.base_model is not model:
@@ -76,36 +77,42 @@ class LogitsFree:
         """How the model has used its logits so far, as logged."""
         return tuple(self._log.paths)
 
-    def call_model(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the forward pass of the model, with deferred logits also if it is compiled."""
-        self._follow_output_layer()
-        model, own_forward = self._model, self._own_forward
+    def call_model(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run the forward pass of the model or of a replica, with deferred logits also if it is compiled."""
+        if model is self._model:
+            self._follow_output_layer()
+        own_forward = self._own_forward
         outputs = type(model).forward(model, *args, **kwargs) if own_forward is None else own_forward(*args, **kwargs)
         return defer_outputs(outputs)
 
     def _follow_output_layer(self) -> None:
         """Change the output layer of the model if it is a new one, as after `resize_token_embeddings`."""
         head = self._model.get_output_embeddings()
-        if head is self._head:
+        if head is self._head or not self._is_active:  # another library may still call the patch after `undo`
             return
         _restore_layers(self._head)
         self._head = head
         try:
             _change_layers(_linear_layers(self._model, head), self._settings)
         except ArgumentError:
-            self._log.add(f"logits as usual (the output layer is now {describe_type(head)})", logging.WARNING)
+            self._log.add(f"logits as usual (the output layer now has the type {_name_type(head)})", logging.WARNING)
+
+    @property
+    def _is_active(self) -> bool:
+        """Whether the model is still patched."""
+        return vars(self._model).get("_reefknot") is self
 
     def undo(self) -> None:
         """Give the model its own output layer and loss function again. Logits that are deferred already still work."""
-        if vars(self._model).get("_reefknot") is not self:
-            return  # undone before
+        if not self._is_active:
+            return
         del vars(self._model)["_reefknot"]
         _restore_layers(self._head)
         _restore_layers(self._model.get_output_embeddings())
         for hook in self._hooks:
             hook.remove()
         if vars(self._model).get("forward") is self._forward:  # another library may have replaced it since
-            del self._model.forward
+            _restore_forward(self._model)
             if self._own_forward is not None:
                 self._model.forward = self._own_forward
         if vars(self._model).get("_loss_function") is self._loss:
@@ -170,9 +177,9 @@ class HeadSettings:
         self._is_waiting = False
         """Whether the encoder has been called since the last call of the output layer."""
 
-    def note_encoder_call(self, *_: Any) -> None:
+    def note_encoder_call(self, encoder: nn.Module, *_: Any) -> None:
         """Report that the output layer is not called. A forward hook of the encoder."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or getattr(encoder, "_is_replica", False):  # replicas run in threads
             return
         if self._is_waiting:
             self.log.add(_BYPASSED, logging.WARNING)
@@ -249,7 +256,7 @@ def _linear_layers(model: PreTrainedModel, head: nn.Module) -> list[nn.Linear]:
     name = type(model).__name__
     if not linears or any(type(linear).forward is not nn.Linear.forward for linear in linears):
         raise ArgumentError(
-            f"{_FUNCTION}: the output layer of {name} has the type {type(head).__name__}; it must be an nn.Linear, or "
+            f"{_FUNCTION}: the output layer of {name} has the type {_name_type(head)}; it must be an nn.Linear, or "
             "PEFT's LoRA layer around one"
         )
     if any("forward" in vars(linear) and "_reefknot" not in vars(linear) for linear in linears):
@@ -260,18 +267,51 @@ def _linear_layers(model: PreTrainedModel, head: nn.Module) -> list[nn.Linear]:
     return linears
 
 
+def _name_type(layer: nn.Module | None) -> str:
+    """Return the name of a layer's type. Other libraries have layers of the name `Linear` that are not `nn.Linear`."""
+    kind = type(layer)
+    return kind.__name__ if kind.__module__.startswith("torch.nn.") else f"{kind.__module__}.{kind.__name__}"
+
+
 def _change_layers(linears: list[nn.Linear], settings: HeadSettings) -> None:
     """Make linear layers return deferred logits."""
     for linear in linears:
         vars(linear)["_reefknot"] = settings
-        vars(linear)["forward"] = functools.partial(_forward, linear)
+        _replace_forward(linear, _forward)
 
 
 def _restore_layers(head: nn.Module | None) -> None:
     """Make the linear layers in an output layer return logits again."""
     for module in () if head is None else head.modules():
-        if vars(module).pop("_reefknot", None) is not None:
-            vars(module).pop("forward", None)
+        is_changed = vars(module).pop("_reefknot", None) is not None
+        if is_changed and getattr(vars(module).get("forward"), "func", None) is _forward:
+            _restore_forward(module)  # another library may have replaced it since
+
+
+def _replace_forward(module: nn.Module, function: Callable[..., Any], *first_arguments: Any) -> None:
+    """Replace the forward method of a module. Copies and pickles of the module get a function of their own.
+
+    Args:
+        module: The module.
+        function: Takes the module, the first arguments, and the arguments of `forward`.
+        first_arguments: Other arguments of the function.
+    """
+    vars(module)["forward"] = functools.partial(function, module, *first_arguments)
+    vars(module)["_replicate_for_data_parallel"] = functools.partial(_replicate, module)
+
+
+def _restore_forward(module: nn.Module) -> None:
+    """Give a module the forward method of its class again."""
+    del vars(module)["forward"], vars(module)["_replicate_for_data_parallel"]
+
+
+def _replicate(module: nn.Module) -> nn.Module:
+    """Return the copy of a module for another device. `nn.DataParallel` calls this."""
+    replica: nn.Module = type(module)._replicate_for_data_parallel(module)  # type: ignore[no-untyped-call]
+    forward = vars(module).get("forward")
+    if isinstance(forward, functools.partial):
+        vars(replica)["forward"] = functools.partial(forward.func, replica, *forward.args[1:])
+    return replica
 
 
 # torch.compile traces only the forward pass in this function.
@@ -280,15 +320,19 @@ def _restore_layers(head: nn.Module | None) -> None:
     recursive=False,
     reason="logits_free returns deferred logits; do not use fullgraph=True",
 )
-def _forward_of_model(patch: LogitsFree, *args: Any, **kwargs: Any) -> Any:
+def _forward_of_model(model: Any, patch: LogitsFree, *args: Any, **kwargs: Any) -> Any:
     """Run the forward pass of a patched model. Replaces its `forward`."""
-    return patch.call_model(*args, **kwargs)
+    if args and isinstance(args[0], PreTrainedModel):
+        model, *args = args  # type: ignore[assignment]  # accelerate's unwrap_model makes a method of the function
+    return patch.call_model(model, *args, **kwargs)
 
 
 def _forward(self: Any, input: Tensor) -> Any:
     """Return deferred logits if they are large, and otherwise logits. Replaces `forward` of the output layer."""
     weight, bias = self.weight, self.bias
-    settings: HeadSettings = self._reefknot
+    settings: HeadSettings | None = getattr(self, "_reefknot", None)
+    if settings is None:  # another library still calls the function after `undo`
+        return F.linear(input, weight, bias)
     settings.note_head_call()
     reason = _reason_not_to_defer(input, weight, bias, settings.min_logits)
     if reason is not None:

@@ -162,7 +162,7 @@ def test_stage_with_checkpoints_does_not_need_its_start(
     signal_in_step(0)
     first.rename(tmp_path / "away")
     assert train(recipe, "finetune", tmp_path / "whole", start=first) == result
-    with pytest.raises(SettingsError, match=r"settings\.encoder\.dropout"):
+    with pytest.raises(SettingsError, match=r"\(encoder\.dropout: 0\.3 -> 0\.1\)"):
         train(load_recipe(recipe.given_name, ["encoder.dropout=0.1"]), "finetune", tmp_path / "whole", start=first)
     train(recipe, "finetune", out, start=first)
     assert {**outcome(out), "weights": None} == {**outcome(tmp_path / "whole"), "weights": None}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
-from reefknot.errors import SettingsError
+from reefknot.errors import ArgumentError, SettingsError
 from reefknot.kernels.scores import IGNORE
 from reefknot.lab.recipes.recipe import load_recipe
 from reefknot.lab.tasks import build_model
@@ -14,6 +16,7 @@ from reefknot.nn.classifiers.drill import Drill
 from reefknot.nn.classifiers.plain import Plain
 from reefknot.nn.classifiers.projected import Projected
 from reefknot.nn.encoders.contract import Encoder
+from reefknot.nn.encoders.highway import RecurrentHighway
 from reefknot.nn.encoders.stacked import LSTM
 from reefknot.nn.encoders.transformer import Transformer
 from reefknot.nn.inputs.adaptive import AdaptiveLookup
@@ -72,6 +75,35 @@ def test_parts_of_another_kind_are_rejected() -> None:
         LanguageModel(Lookup(words), torch.nn.LSTM(DIM, DIM), output)  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="input is an LSTM of reefknot"):
         LanguageModel(LSTM(DIM, DIM), Lookup(words), output)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "targets", "message"),
+    [
+        (TOKENS[0], None, r"tokens have the shape \(6,\).*shape \(streams, steps\), and at least 2 steps"),
+        (TOKENS[:, :1], None, r"tokens have the shape \(2, 1\).*at least 2 steps"),
+        (TOKENS.float(), None, r"tokens have .* the type torch\.float32; they must be integer ids"),
+        (TOKENS, TOKENS.float(), r"targets have .* the type torch\.float32"),
+        (TOKENS, TOKENS.T, r"tokens are \(2, 6\), but targets are \(6, 2\); pass one target per token"),
+        ([[1, 2]], None, "tokens is a list; it must be a tensor"),
+    ],
+)
+def test_wrong_tokens_are_rejected(tokens: Any, targets: torch.Tensor | None, message: str) -> None:
+    table = WordTable(WORDS, DIM)
+    model = lstm_model(table, table)
+    with pytest.raises(ArgumentError, match=message):
+        model.loss(tokens, targets)
+    if targets is not None:
+        with pytest.raises(ArgumentError, match=message):
+            model.target_log_probs(tokens, targets)
+
+
+def test_state_of_other_streams_is_rejected() -> None:
+    table = WordTable(WORDS, DIM)
+    encoder = RecurrentHighway(DIM, DIM, depth=2)
+    model = LanguageModel(Lookup(table), encoder, Softmax(Plain(table)))
+    with pytest.raises(ArgumentError, match="the window has 2 streams, but 'h' of the state has 1; pass the state"):
+        model.loss(TOKENS, state=model.initial_state(1))
 
 
 def test_only_a_char_cnn_may_have_more_words_than_the_output() -> None:

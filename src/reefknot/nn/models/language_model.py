@@ -13,10 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from reefknot.errors import SettingsError, describe_type
+from reefknot.errors import ArgumentError, SettingsError, describe_type
+from reefknot.kernels.arguments import check_is_tensor
 from reefknot.kernels.scores import IGNORE
 from reefknot.nn.encoders.contract import Encoded, Encoder, State, detach
 from reefknot.nn.inputs.contract import InputEnd
@@ -114,8 +117,10 @@ class LanguageModel(nn.Module):
             tokens_BT: Token ids, with shape (B, T).
             state: The state before the window. By default the window starts a text.
         """
+        _check_ids("tokens", tokens_BT)
         if state is None:
             state = self.initial_state(tokens_BT.shape[0])
+        _check_streams(state, tokens_BT.shape[0])
         encoded: Encoded = self.encoder(self.input(tokens_BT), state)
         return encoded
 
@@ -140,8 +145,10 @@ class LanguageModel(nn.Module):
                 positions.
         """
         if targets_BT is None:
+            _check_ids("tokens", tokens_BT, min_steps=2)
             targets_BT = tokens_BT[:, 1:]
             tokens_BT = tokens_BT[:, :-1]
+        _check_targets(tokens_BT, targets_BT)
         encoded = self(tokens_BT, state)
         return self._compute_losses(encoded, targets_BT, plan, positions_M)
 
@@ -174,6 +181,7 @@ class LanguageModel(nn.Module):
             targets_BT: Target ids, with shape (B, T). The result is 0 where the target is -100.
             state: The state before the window. By default the window starts a text.
         """
+        _check_targets(tokens_BT, targets_BT)
         encoded = self(tokens_BT, state)
         hidden_ND = encoded.output.flatten(0, 1)
         log_probs_N = self.output.target_log_probs(hidden_ND, targets_BT.reshape(-1))
@@ -223,6 +231,40 @@ class LanguageModel(nn.Module):
     def tied(self) -> bool:
         """Whether the class vectors are made from a table that the input end holds."""
         return share_table(self.input.tables(), self.output.tables())
+
+
+def _check_ids(name: str, ids_BT: Any, min_steps: int = 0) -> None:
+    """Raise an error unless these are ids with shape (B, T) and at least `min_steps` steps."""
+    check_is_tensor("LanguageModel", name, ids_BT)
+    has_shape = ids_BT.dim() == 2 and ids_BT.shape[1] >= min_steps
+    if not has_shape or ids_BT.dtype not in (torch.int64, torch.int32):
+        steps = f", and at least {min_steps} steps, because each token is the target of the token before it"
+        raise ArgumentError(
+            f"LanguageModel: {name} have the shape {tuple(ids_BT.shape)} and the type {ids_BT.dtype}; they must be "
+            f"integer ids with shape (streams, steps){steps if min_steps else ''}"
+        )
+
+
+def _check_targets(tokens_BT: Any, targets_BT: Any) -> None:
+    """Raise an error unless every token has a target."""
+    _check_ids("tokens", tokens_BT)
+    _check_ids("targets", targets_BT)
+    if targets_BT.shape != tokens_BT.shape:
+        raise ArgumentError(
+            f"LanguageModel: tokens are {tuple(tokens_BT.shape)}, but targets are {tuple(targets_BT.shape)}; pass one "
+            "target per token"
+        )
+
+
+def _check_streams(state: State, num_streams: int) -> None:
+    """Raise an error unless every tensor of the state has this number of streams."""
+    for name, tensor in state.items():
+        if tensor.shape[1] != num_streams:
+            raise ArgumentError(
+                f"LanguageModel: the window has {num_streams} streams, but {name!r} of the state has "
+                f"{tensor.shape[1]}; pass the state after the previous window of the same streams, or none at the "
+                "start of a text"
+            )
 
 
 def _check_parts_fit(input: InputEnd, encoder: Encoder, output: OutputEnd) -> None:

@@ -307,15 +307,14 @@ class TorchBackend:
         transformed_NV = transform.apply_in_place(scores_NV)
 
         lse_N = expected_N = total_N = best_score_N = best_class_N = None
-        if request.lse:
-            lse_N = torch.logsumexp(transformed_NV, dim=-1)
         if request.best:
             best_score_N, best_class_N = transformed_NV.max(dim=-1)
         if request.total:
             total_N = transformed_NV.sum(-1) if class_weight_V is None else transformed_NV @ class_weight_V
         if request.expected:
-            probs_NV = torch.softmax(transformed_NV, dim=-1)
-            expected_N = multiply_where_positive(probs_NV, transformed_NV).sum(-1)
+            lse_N, expected_N = _log_sum_exp_and_mean(transformed_NV, best_score_N)
+        elif request.lse:
+            lse_N = torch.logsumexp(transformed_NV, dim=-1)
         return RowSummary(lse_N, lse_tau_N, expected_N, total_N, best_score_N, best_class_N)
 
     def score_gradient(
@@ -359,9 +358,11 @@ class TorchBackend:
         probs_NV = log_probs_NV.exp_()
 
         if terms.entropy_weight is not None and terms.expected is not None:
-            excess_NV = transformed_NV - terms.expected[:, None]
-            factor_NV = excess_NV.mul_(-terms.entropy_weight[:, None]).add_(terms.plain_weight[:, None])
-            grad_NV = multiply_where_positive(probs_NV, factor_NV)
+            # Below the bound, and for ruled-out classes, the probability is zero.
+            excess_NV = (transformed_NV - terms.expected[:, None]).clamp_(min=_MIN_EXCESS)
+            plain_weight_N1, entropy_weight_N1 = terms.plain_weight[:, None], terms.entropy_weight[:, None]
+            torch.addcmul(plain_weight_N1, excess_NV, entropy_weight_N1, value=-1, out=excess_NV)
+            grad_NV = probs_NV.mul_(excess_NV)
         else:
             grad_NV = probs_NV.mul_(terms.plain_weight[:, None])
         num_classes = transformed_NV.shape[1]
@@ -409,6 +410,26 @@ class TorchBackend:
             return torch.addmm(bias_V, hidden_ND, weight_VD.T)
         scores_NV = matmul_wide(hidden_ND, weight_VD.T)
         return scores_NV if bias_V is None else scores_NV.add_(bias_V)
+
+
+_MIN_EXCESS = -1e5
+"""Smaller differences of a score from the expected score do not count, because exp() of them is zero in any type."""
+
+
+def _log_sum_exp_and_mean(scores_NV: Tensor, max_N: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the log-sum-exp of each row's scores, and their mean under the softmax. Overwrites the scores.
+
+    Args:
+        scores_NV: The scores, which are minus infinity for ruled-out classes.
+        max_N: The largest score of each row, or None.
+    """
+    if max_N is None:
+        max_N = scores_NV.amax(-1)
+    max_N = max_N.where(max_N.isfinite(), 0.0)
+    exponentials_NV = (scores_NV - max_N[:, None]).exp_()
+    sum_N = exponentials_NV.sum(-1)
+    scores_NV.clamp_(min=torch.finfo(scores_NV.dtype).min)  # the product with a probability of zero is not NaN
+    return sum_N.log() + max_N, exponentials_NV.mul_(scores_NV).sum(-1) / sum_N
 
 
 def multiply_where_positive(probs: Tensor, factor: Tensor) -> Tensor:

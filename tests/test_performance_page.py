@@ -109,9 +109,12 @@ def test_summary_compares_with_the_fastest_exact_competitor(script: dict[str, An
     ]
     record |= {"rows": rows, "environment": record["environment"] | {"gpus": ["An Engine"]}}
     fewer = record | {"rows": [reefknot | {"ms": 9.0}, rows[1]]}
-    text = script["summarise"]({"engine": record, "older": fewer, "cpu": _record()})
+    cpu = _record(rows=[reefknot, reefknot | {"competitor": "eager torch", "ms": 0.8}])
+    text = script["summarise"]({"engine": record, "older": fewer, "cpu": cpu, "alone": _record()})
     assert "| plain | 16, 8, 50 | 1 (0) | torch.compile 2 (0) | 0.50 | [engine](#engine) |" in text
-    assert "At most 2 % slower than the fastest other implementation: 1 of 1 rows." in text
+    assert "On a GPU, at most 2 % slower than the fastest other implementation: 1 of 1 rows." in text
+    assert "| plain | 16, 8, 50 | 1 (0) | eager torch 0.8 (0) | 1.25 | [cpu](#cpu) |" in text
+    assert "On a CPU, at most 2 % slower than the fastest other implementation: 0 of 1 rows." in text
     assert "wrong" not in text
     assert "older" not in text
 

@@ -8,7 +8,12 @@ import pytest
 import torch
 from torch import nn
 
+from reefknot.errors import ArgumentError
+from reefknot.nn.encoders.awd_lstm import AWDLSTM
+from reefknot.nn.encoders.bayesian_lstm import BayesianLSTM
 from reefknot.nn.encoders.masks import NUM_GATES, apply_mask, locked_dropout, run_masked_layer, sample_mask
+from reefknot.nn.encoders.stacked import RecurrentEncoder
+from reefknot.nn.encoders.variational_lstm import VariationalLSTM
 
 from .reference import HIDDEN, IN, STREAMS, lstm_loop, vectors
 
@@ -94,3 +99,20 @@ def test_masked_layer_follows_the_equations(by_gate: bool) -> None:
         for output, cell in ((actual, c), (expected, last_cell))
     ]
     torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize(
+    "encoder",
+    [
+        VariationalLSTM(IN, HIDDEN, dropout=0.5),
+        BayesianLSTM(IN, HIDDEN, dropout_hidden=0.5),
+        AWDLSTM(IN, HIDDEN, weight_drop=0.5),
+    ],
+    ids=lambda encoder: type(encoder).__name__,
+)
+def test_inputs_and_states_of_another_shape_are_rejected_in_training(encoder: RecurrentEncoder) -> None:
+    for streams in (1, STREAMS + 1):
+        with pytest.raises(ArgumentError, match=rf"state of a layer is \({streams}, .*, but {STREAMS} streams"):
+            encoder(vectors().float(), encoder.initial_state(streams))
+    with pytest.raises(ArgumentError, match=f"reads vectors of dimension {IN}"):
+        encoder(torch.zeros(STREAMS, 4, IN + 1), encoder.initial_state(STREAMS))

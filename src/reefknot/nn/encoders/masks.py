@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reefknot.kernels.recurrence import lstm_scan, lstm_stack_scan
-from reefknot.nn.encoders.stacked import LayerState, get_weights, run_layer
+from reefknot.nn.encoders.stacked import LayerState, check_shapes, get_weights, run_layer
 
 NUM_GATES = 4
 
@@ -88,6 +88,7 @@ def scan_layer(
     Return the outputs hidden_BTH and the state after the window, (hidden_BH, cell_BH).
     """
     input_weight_GD, recurrent_weight_GH, input_bias_G, recurrent_bias_G = weights
+    check_shapes(inputs_BTD, state, input_weight_GD.shape[1], recurrent_weight_GH.shape[1])
     inputs_TBG = _input_gates(inputs_BTD, input_weight_GD, input_bias_G + recurrent_bias_G, input_mask)
     if state_mask is not None:
         state_mask = state_mask.squeeze(-2)  # without the dimension of steps
@@ -113,9 +114,10 @@ def run_masked_stack(
         recurrent_weights.append(recurrent_weight_GH)
         biases.append(input_bias_G + recurrent_bias_G)
 
+    hidden_LBH, cell_LBH = state
+    check_shapes(inputs_BTD, [*hidden_LBH, *cell_LBH], input_weights[0].shape[1], recurrent_weights[0].shape[1])
     # Only the first layer knows its inputs for all steps in advance, so its products are computed at once.
     inputs_TBG = _input_gates(inputs_BTD, input_weights[0], biases[0], None)
-    hidden_LBH, cell_LBH = state
     masks_LBH = masks_LB1H.squeeze(-2)
     hidden_TBH, *next_state = lstm_stack_scan(
         inputs_TBG, hidden_LBH, cell_LBH, recurrent_weights, input_weights[1:], biases[1:], masks_LBH

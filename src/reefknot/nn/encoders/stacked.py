@@ -13,7 +13,7 @@ Shapes: L layers, B streams (rows of a batch), T steps, D dimensions of the inpu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
@@ -168,7 +168,7 @@ def run_layer(
     """
     if weights is None:
         weights = get_weights(layer)
-    _check_shapes(layer, inputs_BTD, state)
+    check_shapes(inputs_BTD, state, layer.input_size, layer.hidden_size)
     # Torch expects a dimension of layers, (1, B, H), and a tuple only if the state has several tensors.
     initial_states = tuple(tensor[None].contiguous() for tensor in state)
     torch_state = initial_states if len(initial_states) > 1 else initial_states[0]
@@ -192,19 +192,26 @@ def run_layer(
     return output_BTH, tuple(tensor[0] for tensor in final_states)
 
 
-def _check_shapes(layer: Any, inputs_BTD: Tensor, state: LayerState) -> None:
-    """Raise an error if inputs or state have a wrong shape, because oneDNN then reads memory beyond the tensors."""
+def check_shapes(inputs_BTD: Tensor, state: Iterable[Tensor], input_dim: int, units: int) -> None:
+    """Raise an error if inputs or state have a wrong shape, because kernels then read memory beyond the tensors.
+
+    Args:
+        inputs_BTD: Inputs of the window.
+        state: The tensors of the state, with shape (B, H) each.
+        input_dim: Dimension of the inputs that the layer reads, D.
+        units: Number of units of the layer, H.
+    """
     shape = tuple(inputs_BTD.shape)
-    if len(shape) != 3 or shape[2] != layer.input_size:
+    if len(shape) != 3 or shape[2] != input_dim:
         raise ArgumentError(
             f"the inputs of the encoder are {shape}; they must be (streams, steps, dimension), and the layer reads "
-            f"vectors of dimension {layer.input_size}"
+            f"vectors of dimension {input_dim}"
         )
     for tensor in state:
-        if tuple(tensor.shape) != (shape[0], layer.hidden_size):
+        if tuple(tensor.shape) != (shape[0], units):
             raise ArgumentError(
-                f"the state of a layer is {tuple(tensor.shape)}, but {shape[0]} streams and {layer.hidden_size} units "
-                f"need {(shape[0], layer.hidden_size)}; pass the state after the previous window of the same streams, "
+                f"the state of a layer is {tuple(tensor.shape)}, but {shape[0]} streams and {units} units "
+                f"need {(shape[0], units)}; pass the state after the previous window of the same streams, "
                 f"or initial_state({shape[0]}) at the start of a text"
             )
 
